@@ -1,0 +1,1 @@
+"""The strict core: config, messages, requests, scheduler, commit. Imports no torch."""

@@ -1,0 +1,1 @@
+"""What people touch: CLI, HTTP, ZeroMQ client SDK, the offline LLM class."""
