@@ -1,0 +1,300 @@
+"""The engine's configuration: one strict struct, the source of the CLI flags and their table."""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from .drafter_spec import DrafterSpec, find_drafter
+from .ngram import NgramConfig
+from .refusal import Refused
+from .worker import WorkerInfo
+
+Doc = msgspec.Meta
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user asks for; every field is a flag (underscores become dashes)."""
+
+    model: Annotated[str, Doc(description="`pycoder`, a local folder or a Hugging Face id")]
+    tokenizer_path: Annotated[
+        str | None, Doc(description="folder of the tokenizer; the model's own if unset")
+    ] = None
+    revision: Annotated[str | None, Doc(description="revision of a Hugging Face id")] = None
+    served_model_name: Annotated[
+        str | None, Doc(description="name in API answers; the model's if unset")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32"],
+        Doc(description="computation type; auto is float32 on a CPU"),
+    ] = "auto"
+    device: Annotated[Literal["auto", "cpu"], Doc(description="where the model runs")] = "auto"
+    num_threads: Annotated[
+        int | None, Doc(description="OpenMP threads; measured at start if unset")
+    ] = None
+    context_length: Annotated[
+        int | None, Doc(description="maximum tokens of a request; the model's own if unset")
+    ] = None
+    page_size: Annotated[int, Doc(description="tokens of a KV page: 1, 16, 32 or 64")] = 16
+    mem_fraction_static: Annotated[
+        float, Doc(description="share of free memory that weights and KV pool may take")
+    ] = 0.5
+    max_total_tokens: Annotated[
+        int | None, Doc(description="tokens of the KV pool; from memory if unset")
+    ] = None
+    max_running_requests: Annotated[int, Doc(description="requests that run at a time")] = 48
+    max_queued_requests: Annotated[
+        int | None, Doc(description="waiting requests beyond which new ones get 503")
+    ] = None
+    chunked_prefill_size: Annotated[
+        int, Doc(description="prompt tokens a step takes, over all requests; -1: no chunks")
+    ] = 512
+    schedule_policy: Annotated[
+        Literal["fcfs", "lpm"], Doc(description="order of the queue: arrival, or longest prefix")
+    ] = "fcfs"
+    enable_priority_scheduling: Annotated[
+        bool, Doc(description="higher `priority` first; may retract lower ones")
+    ] = False
+    priority_preemption_threshold: Annotated[
+        int, Doc(description="difference of priority above which a running request is retracted")
+    ] = 10
+    disable_overlap_schedule: Annotated[
+        bool, Doc(description="plan a step only after the previous one's result")
+    ] = False
+    disable_radix_cache: Annotated[bool, Doc(description="no prefix reuse")] = False
+    stream_interval: Annotated[
+        int, Doc(description="tokens between two chunks of a stream; the first comes at once")
+    ] = 1
+    random_seed: Annotated[
+        int, Doc(description="seed from which requests without one draw theirs")
+    ] = 0
+    speculative_algorithm: Annotated[
+        str | None, Doc(description="drafter, e.g. NGRAM; none if unset")
+    ] = None
+    speculative_num_draft_tokens: Annotated[
+        int | None,
+        Doc(description="nodes verified a request, bonus token included; 12 for NGRAM"),
+    ] = None
+    speculative_length_policy: Annotated[
+        Literal["auto", "fixed"],
+        Doc(description="auto: draft only where measured times say it pays; fixed: always"),
+    ] = "auto"
+    speculative_ngram_min_bfs_breadth: Annotated[int, Doc(description="least fan-out")] = 1
+    speculative_ngram_max_bfs_breadth: Annotated[int, Doc(description="greatest fan-out")] = 10
+    speculative_ngram_match_type: Annotated[
+        Literal["BFS", "PROB"], Doc(description="children by recency (BFS) or frequency (PROB)")
+    ] = "BFS"
+    speculative_ngram_max_trie_depth: Annotated[
+        int, Doc(description="tokens of the match window and of stored paths")
+    ] = 18
+    speculative_ngram_capacity: Annotated[int, Doc(description="nodes of the trie")] = 10_000_000
+    speculative_ngram_external_corpus_path: Annotated[
+        str | None, Doc(description="JSONL file of strings, loaded at start")
+    ] = None
+    speculative_ngram_external_sam_budget: Annotated[
+        int, Doc(description="draft nodes reserved for external corpora")
+    ] = 0
+    speculative_ngram_external_corpus_max_tokens: Annotated[
+        int, Doc(description="tokens of all external corpora together")
+    ] = 10_000_000
+
+    def num_draft_tokens(self, spec: DrafterSpec) -> int:
+        """Nodes verified a request, the bonus token included."""
+        return self.speculative_num_draft_tokens or spec.default_num_draft_tokens
+
+    def ngram(self) -> NgramConfig:
+        """The NGRAM drafter's part."""
+        return NgramConfig(
+            num_draft_tokens=self.speculative_num_draft_tokens or 12,
+            min_bfs_breadth=self.speculative_ngram_min_bfs_breadth,
+            max_bfs_breadth=self.speculative_ngram_max_bfs_breadth,
+            match_type=self.speculative_ngram_match_type,
+            max_trie_depth=self.speculative_ngram_max_trie_depth,
+            capacity=self.speculative_ngram_capacity,
+            external_sam_budget=self.speculative_ngram_external_sam_budget,
+            external_corpus_max_tokens=self.speculative_ngram_external_corpus_max_tokens,
+        )
+
+
+class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the core runs with, resolved once from the user's wishes and the worker's sizes.
+
+    ``draft_width``: most query tokens of a verify row (1 without speculation).
+    """
+
+    engine: EngineConfig
+    worker: WorkerInfo
+    drafter: DrafterSpec | None
+    draft_width: int
+    context_length: int
+    max_running_requests: int
+    chunk_tokens: int
+
+
+def refuse_config(config: EngineConfig) -> Refused | None:
+    """Check a configuration by itself, before anything is loaded."""
+    checks: tuple[tuple[str, bool, str], ...] = (
+        ("page_size", config.page_size in (1, 16, 32, 64), "must be 1, 16, 32 or 64"),
+        (
+            "mem_fraction_static",
+            0.0 < config.mem_fraction_static < 1.0,
+            "must be between 0 and 1",
+        ),
+        ("max_running_requests", config.max_running_requests >= 1, "must be 1 or more"),
+        (
+            "max_queued_requests",
+            config.max_queued_requests is None or config.max_queued_requests >= 1,
+            "must be 1 or more; leave it out for no limit",
+        ),
+        (
+            "max_total_tokens",
+            config.max_total_tokens is None or config.max_total_tokens >= config.page_size,
+            "must hold at least one page",
+        ),
+        (
+            "chunked_prefill_size",
+            config.chunked_prefill_size == -1 or config.chunked_prefill_size >= 1,
+            "must be -1 (no chunks) or 1 or more",
+        ),
+        (
+            "context_length",
+            config.context_length is None or config.context_length >= 2,
+            "must be 2 or more",
+        ),
+        ("stream_interval", config.stream_interval >= 1, "must be 1 or more"),
+        (
+            "num_threads",
+            config.num_threads is None or config.num_threads >= 1,
+            "must be 1 or more; leave it out to have it measured",
+        ),
+    )
+    for field, ok, reason in checks:
+        if not ok:
+            return Refused(field, f"{reason}, got {getattr(config, field)}")
+    return _refuse_speculation(config)
+
+
+def _refuse_speculation(config: EngineConfig) -> Refused | None:
+    if config.speculative_algorithm is None:
+        if config.speculative_num_draft_tokens is not None:
+            return Refused(
+                "speculative_num_draft_tokens",
+                "needs --speculative-algorithm; name one or leave this out",
+            )
+        if config.speculative_ngram_external_corpus_path is not None:
+            return Refused(
+                "speculative_ngram_external_corpus_path", "needs --speculative-algorithm NGRAM"
+            )
+        return None
+    spec = find_drafter(config.speculative_algorithm)
+    if isinstance(spec, Refused):
+        return spec
+    width = config.num_draft_tokens(spec)
+    if not 1 <= width <= 64:
+        return Refused("speculative_num_draft_tokens", f"must be between 1 and 64, got {width}")
+    if spec.name != "NGRAM":
+        return None
+    return _refuse_ngram(config, width)
+
+
+def _refuse_ngram(config: EngineConfig, width: int) -> Refused | None:
+    low, high = config.speculative_ngram_min_bfs_breadth, config.speculative_ngram_max_bfs_breadth
+    depth = config.speculative_ngram_max_trie_depth
+    budget = config.speculative_ngram_external_sam_budget
+    checks: tuple[tuple[str, bool, str], ...] = (
+        ("speculative_ngram_min_bfs_breadth", 1 <= low <= high, "must be 1..max_bfs_breadth"),
+        ("speculative_ngram_max_trie_depth", 2 <= depth <= 64, "must be between 2 and 64"),
+        (
+            "speculative_ngram_capacity",
+            config.speculative_ngram_capacity > depth,
+            "must exceed the trie depth",
+        ),
+        (
+            "speculative_ngram_external_sam_budget",
+            0 <= budget <= width - 1,
+            f"must be between 0 and num_draft_tokens - 1 = {width - 1}",
+        ),
+        (
+            "speculative_ngram_external_corpus_max_tokens",
+            config.speculative_ngram_external_corpus_max_tokens >= 1,
+            "must be 1 or more",
+        ),
+    )
+    for field, ok, reason in checks:
+        if not ok:
+            return Refused(field, f"{reason}, got {getattr(config, field)}")
+    if config.speculative_ngram_external_corpus_path is not None and budget == 0:
+        return Refused(
+            "speculative_ngram_external_sam_budget",
+            "must be 1 or more when an external corpus is given",
+        )
+    return None
+
+
+def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Refused:
+    """Resolve the user's configuration against the worker's sizes."""
+    refused = refuse_config(config)
+    if refused is not None:
+        return refused
+    drafter: DrafterSpec | None = None
+    if config.speculative_algorithm is not None:
+        found = find_drafter(config.speculative_algorithm)
+        if isinstance(found, Refused):
+            return found
+        drafter = found
+    context = worker.context_length
+    if config.context_length is not None:
+        if config.context_length > context:
+            return Refused(
+                "context_length",
+                f"{config.context_length} exceeds the model's {context}; ask for less",
+            )
+        context = config.context_length
+    running = min(config.max_running_requests, worker.max_slots)
+    chunk = config.chunked_prefill_size
+    return CoreConfig(
+        engine=config,
+        worker=worker,
+        drafter=drafter,
+        draft_width=1 if drafter is None else config.num_draft_tokens(drafter),
+        context_length=context,
+        max_running_requests=running,
+        chunk_tokens=2**31 - 1 if chunk == -1 else chunk,
+    )
+
+
+# vLLM's keys of --speculative-config, and what each becomes here.
+_VLLM_KEYS = {
+    "method": "speculative_algorithm",
+    "num_speculative_tokens": "speculative_num_draft_tokens",
+    "prompt_lookup_max": "speculative_ngram_max_trie_depth",
+}
+
+
+def apply_speculative_config(text: str) -> dict[str, str | int] | Refused:
+    """Translate vLLM's ``--speculative-config`` JSON to flag values.
+
+    vLLM counts drafts without the bonus token, SGLang's ``num_draft_tokens`` counts it.
+    """
+    try:
+        raw = msgspec.json.decode(text, type=dict[str, str | int | float | bool | None])
+    except msgspec.MsgspecError as error:
+        return Refused("speculative_config", f"must be a JSON object: {error}")
+    out: dict[str, str | int] = {}
+    for key, value in raw.items():
+        if key not in _VLLM_KEYS:
+            return Refused(
+                "speculative_config",
+                f"key {key!r} is not supported; supported: {', '.join(sorted(_VLLM_KEYS))}",
+                501,
+            )
+        if key == "method":
+            if not isinstance(value, str):
+                return Refused("speculative_config", "method must be a string")
+            out[_VLLM_KEYS[key]] = value.upper()
+        else:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                return Refused("speculative_config", f"{key} must be a whole number of 1 or more")
+            out[_VLLM_KEYS[key]] = value + 1 if key == "num_speculative_tokens" else value
+    if "speculative_algorithm" not in out:
+        return Refused("speculative_config", 'needs "method", e.g. {"method": "ngram"}')
+    return out

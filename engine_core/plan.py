@@ -1,0 +1,118 @@
+"""What crosses between the scheduler and a worker: step plans, late drafts and step results.
+
+Arrays travel as typed byte buffers (``ids.i32`` and friends view them), so a plan is immutable,
+has one encoding in a process, on the wire and in a trace, and costs no per-element objects.
+"""
+
+import msgspec
+
+from .sampling_params import SamplingParams
+
+
+class SlotInit(msgspec.Struct, frozen=True, array_like=True):
+    """A request that enters a slot with this step; the worker resets the slot's state.
+
+    ``prompt``: int32 bytes of the prompt, ``output``: int32 bytes of tokens generated before a
+    retraction (empty at first). ``cached_len`` tokens have their KV in place through the radix
+    cache. ``seed`` is the resolved 64-bit seed of the coupled rule. ``eos_ids`` are the tokens
+    that ``min_new_tokens`` masks (EOS unless ignored, and the request's stop tokens).
+    """
+
+    slot: int
+    serial: int
+    params: SamplingParams
+    seed: int
+    prompt: bytes
+    output: bytes
+    cached_len: int
+    eos_ids: tuple[int, ...]
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
+    """One ragged batch: prefill chunks and verify rows together (ARCHITECTURE section 3).
+
+    Row r is (slots[r], kinds[r], q_caps[r], starts[r]). ``q_caps``: query tokens of the row, a
+    chunk's length for prefill rows, 1 + the draft cap for verify rows. ``starts``: position of a
+    chunk's first token; -1 for verify rows, whose position and first token (the bonus token of
+    the slot's previous step) the worker resolves from its FutureMap. ``tokens``: the prefill
+    rows' tokens, joined in row order. ``page_*``: changes to the page table, applied before the
+    step. With ``late_bound`` a :class:`HostDrafts` follows before the step can run; without it
+    verify rows of a host drafter carry no drafts.
+    """
+
+    step: int
+    late_bound: bool
+    slots: bytes  # int32[R]
+    kinds: bytes  # uint8[R], RowKind
+    q_caps: bytes  # int32[R]
+    starts: bytes  # int32[R]
+    tokens: bytes  # int32[sum of q_caps over prefill rows]
+    inits: tuple[SlotInit, ...]
+    page_slots: bytes  # int32[U]
+    page_indexes: bytes  # int32[U], column of the slot's page-table row
+    page_ids: bytes  # int32[U]
+
+    @property
+    def num_rows(self) -> int:
+        """R, the number of rows."""
+        return len(self.kinds)
+
+
+class HostDrafts(msgspec.Struct, frozen=True, array_like=True, tag="host_drafts"):
+    """Draft trees proposed on the host for a late-bound step, aligned with the plan's rows.
+
+    ``counts`` int32[R]: draft nodes of a row (0 for prefill rows; at most q_cap - 1). ``tokens``
+    int32[sum counts]. ``parents`` int32[sum counts]: row-local, 0 = the bonus token, node i of
+    the row is i + 1; parents precede their children.
+    """
+
+    step: int
+    counts: bytes
+    tokens: bytes
+    parents: bytes
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities (natural log, raw model distribution) at one emitted token.
+
+    ``top_ids`` int32[k] and ``top_values`` float32[k], best first.
+    """
+
+    token: int
+    value: float
+    top_ids: bytes
+    top_values: bytes
+
+
+class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of the tokens that row ``row`` emitted, in order."""
+
+    row: int
+    tokens: tuple[TokenLogprobs, ...]
+
+
+class RowError(msgspec.Struct, frozen=True, array_like=True):
+    """A row whose numbers were unusable (NaN logits); its request ends with this message."""
+
+    row: int
+    message: str
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"):
+    """What a step decided, aligned with the plan's rows.
+
+    ``accept_lens`` int32[R]: emitted tokens (0 for PREFILL, 1 for PREFILL_LAST, 1..q for VERIFY;
+    0 for rows in ``errors``). ``tokens`` int32[sum accept_lens]: the accepted drafts and then the
+    bonus token of each row. ``proposed`` int32[R]: draft nodes verified. ``depths`` int32[R]:
+    depth of the row's draft tree. ``busy_ns``: time the worker spent on the step.
+    """
+
+    step: int
+    accept_lens: bytes
+    tokens: bytes
+    proposed: bytes
+    depths: bytes
+    logprobs: tuple[RowLogprobs, ...] = ()
+    errors: tuple[RowError, ...] = ()
+    busy_ns: int = 0
+    batch_tokens: int = 0

@@ -1,0 +1,119 @@
+"""Sampling parameters of one request, under SGLang's names, and their validation."""
+
+import math
+
+import msgspec
+
+from .refusal import Refused
+
+GREEDY_BELOW = 1e-6  # temperatures under this are greedy (runtime.md 5.2)
+MAX_STOPS = 32
+MAX_TOP_LOGPROBS = 128
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one request is sampled and where it ends.
+
+    ``top_k`` -1 means the whole vocabulary. ``seed`` None draws one when the request is
+    accepted. ``logprobs`` None returns none, k >= 0 the sampled token's and the k best ones, of
+    the raw model distribution (before temperature, penalties and filters). ``logit_bias`` maps a
+    token id to an additive bias. Stop strings are matched on generated text only.
+    """
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    n: int = 1
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    logprobs: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the argmax is taken (temperature 0, or top_k 1)."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def penalized(self) -> bool:
+        """Whether any of the three penalties changes logits."""
+        return (
+            self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+    def refuse(self, vocab_size: int) -> Refused | None:
+        """Return why these parameters cannot be served, or None."""
+        return _refuse_numbers(self) or _refuse_stops(self, vocab_size)
+
+
+def _refuse_numbers(p: SamplingParams) -> Refused | None:
+    checks: tuple[tuple[str, bool, str], ...] = (
+        ("max_new_tokens", p.max_new_tokens >= 0, "must be 0 or more"),
+        (
+            "min_new_tokens",
+            0 <= p.min_new_tokens <= p.max_new_tokens,
+            "must be between 0 and max_new_tokens",
+        ),
+        (
+            "temperature",
+            math.isfinite(p.temperature) and p.temperature >= 0.0,
+            "must be a finite number of 0 or more; 0 is greedy",
+        ),
+        ("top_p", 0.0 < p.top_p <= 1.0, "must be in (0, 1]; 1 switches it off"),
+        ("top_k", p.top_k == -1 or p.top_k >= 1, "must be -1 (all) or 1 or more"),
+        ("min_p", 0.0 <= p.min_p <= 1.0, "must be in [0, 1]; 0 switches it off"),
+        ("frequency_penalty", -2.0 <= p.frequency_penalty <= 2.0, "must be in [-2, 2]"),
+        ("presence_penalty", -2.0 <= p.presence_penalty <= 2.0, "must be in [-2, 2]"),
+        (
+            "repetition_penalty",
+            0.0 < p.repetition_penalty <= 2.0,
+            "must be in (0, 2]; 1 switches it off",
+        ),
+        ("n", 1 <= p.n <= 128, "must be between 1 and 128"),
+        (
+            "logprobs",
+            p.logprobs is None or 0 <= p.logprobs <= MAX_TOP_LOGPROBS,
+            f"must be between 0 and {MAX_TOP_LOGPROBS}",
+        ),
+        (
+            "seed",
+            p.seed is None or -(2**63) <= p.seed < 2**63,
+            "must fit into 64 bits, signed",
+        ),
+    )
+    for field, ok, reason in checks:
+        if not ok:
+            return Refused(field, f"{reason}, got {getattr(p, field)}")
+    return None
+
+
+def _refuse_stops(p: SamplingParams, vocab_size: int) -> Refused | None:
+    if len(p.stop) > MAX_STOPS:
+        return Refused("stop", f"at most {MAX_STOPS} stop strings, got {len(p.stop)}")
+    if any(not s for s in p.stop):
+        return Refused("stop", "a stop string must not be empty; leave it out instead")
+    for token in p.stop_token_ids:
+        if not 0 <= token < vocab_size:
+            return Refused(
+                "stop_token_ids", f"{token} is outside the vocabulary of {vocab_size} tokens"
+            )
+    for token, bias in p.logit_bias.items():
+        if not 0 <= token < vocab_size:
+            return Refused(
+                "logit_bias", f"{token} is outside the vocabulary of {vocab_size} tokens"
+            )
+        if not (math.isfinite(bias) and -100.0 <= bias <= 100.0):
+            return Refused("logit_bias", f"a bias must be in [-100, 100], got {bias}")
+    return None
