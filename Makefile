@@ -1,0 +1,59 @@
+# make run    a completion with n-gram speculation, beside the same run without it
+# make test   everything that CI runs
+# make exact  the full exactness matrix; writes benchmarks/results/exact-cpu.json
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+CONSTRAINTS := constraints/$(if $(GPU),gpu,cpu).txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c $(CONSTRAINTS)
+SOURCES := $(wildcard cython_ext/*.pyx cython_ext/*.pxd cython_ext/*.h kernels/*.pyx kernels/*.pxd kernels/*.h)
+COMPILED := $(basename $(notdir $(wildcard cython_ext/*.pyi)))
+COMPILED_KERNELS := $(basename $(notdir $(wildcard kernels/*.pyi)))
+
+.PHONY: run test exact install install-test lint types unit bench clean
+
+run: install
+	$(BIN)/python -m outrider.frontend.demo
+
+test: install-test lint types unit
+
+lint: install-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/cython-lint cython_ext kernels
+
+types: install-test
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml \
+	  $(addprefix outrider.cython_ext.,$(COMPILED)) $(addprefix outrider.kernels.,$(COMPILED_KERNELS))
+
+unit: install-test
+	OUTRIDER_CHECK=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
+	  --cov=outrider.engine_core --cov-report=term:skip-covered --cov-fail-under=95 --durations=15
+
+exact: install-test
+	OUTRIDER_CHECK=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.exact \
+	  --json benchmarks/results/exact-cpu.json
+
+install: $(VENV)/.installed
+install-test: $(VENV)/.installed-test
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Outrider needs Python 3.11 or newer; run make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --disable-pip-version-check install -q --upgrade pip
+
+$(VENV)/.installed: pyproject.toml setup.py $(CONSTRAINTS) $(SOURCES) | $(BIN)/python
+	$(PIP) "setuptools>=77" "cython>=3.1"
+	$(PIP) --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) --no-build-isolation -e ".[test,lint]"
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info src/*.egg-info
+	find . -name '*.so' -not -path './$(VENV)/*' -delete
