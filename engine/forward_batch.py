@@ -1,0 +1,27 @@
+"""The tensors of one ragged forward pass."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """R rows with T query tokens in all, over paged KV; every tensor is on the model's device.
+
+    Token i of a row sits at sequence index ``kv_len - q_len + i``. It attends to every KV entry
+    before the row's own tokens, and among those to the earlier ones and itself (plain rows), or
+    to row token j iff bit j of its mask is set (tree rows; bit i itself is set, parents precede
+    children, at most 64 tokens). Sliding windows compare ``positions``, which in a tree is
+    start + depth and not the sequence index.
+    """
+
+    input_ids: torch.Tensor  # int64[T]
+    positions: torch.Tensor  # int64[T]
+    kv_slots: torch.Tensor  # int64[T], page * page_size + offset, where this step's KV goes
+    cu_q: torch.Tensor  # int32[R + 1], prefix sums of the rows' query lengths
+    kv_lens: torch.Tensor  # int32[R], this step's tokens included
+    page_table: torch.Tensor  # int32[R, P], pages in sequence order
+    tree_bits: torch.Tensor  # int64[T], ancestors (self included); read for tree rows only
+    is_tree: torch.Tensor  # uint8[R]
+    logits_index: torch.Tensor  # int64[N], flat tokens whose logits are wanted

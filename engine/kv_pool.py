@@ -1,0 +1,87 @@
+"""The paged KV pool of a target model."""
+
+import torch
+
+from ..engine_core.model_config import ModelConfig
+
+
+class KVPool:
+    """Keys and values of every layer, in pages of ``page_size`` tokens.
+
+    Slot = page * page_size + offset. Page 0 is the sink: padding writes go there and nothing reads
+    it, so ``num_pages`` usable pages are numbered 1..num_pages. ``data`` is
+    [layers, 2 (key, value), slots, kv heads, head_dim] and starts as zeros.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(
+                f"num_pages, page_size: must be at least 1, are {num_pages} and {page_size}"
+            )
+        self.num_pages = num_pages
+        self.page_size = page_size
+        shape = (
+            config.num_hidden_layers,
+            2,
+            (num_pages + 1) * page_size,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        self.data = torch.zeros(shape, dtype=dtype, device=device)
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value caches of a layer, each [slots, kv heads, head_dim]."""
+        return self.data[index, 0], self.data[index, 1]
+
+    def move(self, src_slots: torch.Tensor, dst_slots: torch.Tensor) -> None:
+        """Copy slot ``src_slots[i]`` to ``dst_slots[i]`` (int64[n]) in all layers.
+
+        All sources are read before the first write, so the two lists may overlap; destinations
+        must differ from each other.
+        """
+        if src_slots.numel():
+            self.data[:, :, dst_slots] = self.data[:, :, src_slots]
+
+
+def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    """KV bytes that one token takes over all layers."""
+    return 2 * config.num_hidden_layers * config.kv_size * dtype.itemsize
+
+
+def plan_num_pages(
+    free_bytes: int,
+    mem_fraction: float,
+    weight_bytes: int,
+    page_size: int,
+    token_bytes: int,
+    max_total_tokens: int | None = None,
+) -> int:
+    """Usable pages of the pool.
+
+    Weights and KV together may take ``mem_fraction`` of ``free_bytes``, the memory that was free
+    before the weights were loaded. ``max_total_tokens`` caps the result. Raises ValueError when
+    not even one page (and the sink) fits.
+    """
+    if not 0.0 < mem_fraction < 1.0:
+        raise ValueError(f"mem_fraction_static: must be between 0 and 1, is {mem_fraction}")
+    budget = int(free_bytes * mem_fraction) - weight_bytes
+    pages = budget // (page_size * token_bytes) - 1
+    if pages < 1:
+        raise ValueError(
+            f"mem_fraction_static: {mem_fraction} of {free_bytes} free bytes leaves no room for "
+            f"KV beside {weight_bytes} bytes of weights; raise it or take a smaller model"
+        )
+    if max_total_tokens is not None:
+        if max_total_tokens < page_size:
+            raise ValueError(
+                f"max_total_tokens: {max_total_tokens} is below the page size {page_size}"
+            )
+        pages = min(pages, max_total_tokens // page_size)
+    return pages

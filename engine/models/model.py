@@ -1,0 +1,39 @@
+"""What the engine asks of a target model."""
+
+from typing import Protocol
+
+import torch
+
+from ..forward_batch import ForwardBatch
+from ..kv_pool import KVPool
+
+
+class Model(Protocol):
+    """A causal language model over paged KV. T, N, H, V: tokens, rows, hidden size, vocabulary."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory; a matmul pass streams about that much."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Computation dtype, which is also that of the KV pool."""
+        ...
+
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """Hidden states [T, H] after the final norm; writes this step's keys and values."""
+        ...
+
+    def forward_capture(
+        self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """``forward``, and for each captured layer the residual stream [T, H] that enters it.
+
+        Layer indices are 0..num_hidden_layers ascending; the last is the stream after all layers.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32[N, V] logits of hidden rows [N, H] that ``forward`` returned."""
+        ...

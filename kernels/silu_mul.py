@@ -1,0 +1,10 @@
+"""The gated activation of SwiGLU, the torch reference."""
+
+import torch
+import torch.nn.functional as F
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, with gate and up the two halves of the last dimension."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
