@@ -34,7 +34,7 @@ unit: install-test
 	  --cov=outrider.engine_core --cov-report=term:skip-covered --cov-fail-under=95 --durations=15
 
 exact: install-test
-	OUTRIDER_CHECK=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks.exact \
+	OUTRIDER_CHECK=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/exactness.py \
 	  --json benchmarks/results/exact-cpu.json
 
 install: $(VENV)/.installed

@@ -1,0 +1,286 @@
+"""Oracle O1 (ARCHITECTURE section 5): speculation must not change a single greedy token.
+
+Every configuration of a pairwise covering array is run with speculation off and with NGRAM, and
+compared with one reference: speculation off, one request at a time. A difference counts as a tie
+only if the float64 gap of the two tokens' logits, computed by transformers, is below 1e-4.
+
+    python benchmarks/exactness.py --json benchmarks/results/exact-cpu.json
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from outrider.engine.build import build_core
+from outrider.engine_core.config import EngineConfig
+from outrider.engine_core.core import EngineCore
+from outrider.engine_core.ids import i32
+from outrider.engine_core.messages import GenerateRequest
+from outrider.engine_core.sampling_params import SamplingParams
+
+ROOT = Path(__file__).resolve().parents[1]
+PROMPTS = ROOT / "benchmarks" / "prompts" / "pycoder_prompts.jsonl"
+TIE_GAP = 1e-4
+MAX_TIE_SHARE = 1e-4
+
+FACTORS: dict[str, tuple[int, ...]] = {
+    "batch": (1, 8, 32),
+    "overlap": (1, 0),
+    "page_size": (1, 16, 64),
+    "chunk": (64, 512),
+}
+
+
+class Prompt(NamedTuple):
+    """A benchmark prompt: its id, token ids and number of tokens to generate."""
+
+    id: str
+    tokens: list[int]
+    max_tokens: int
+
+
+class Divergence(NamedTuple):
+    """First difference of one output from the reference. ``gap``: float64 logit gap."""
+
+    prompt: str
+    position: int
+    expected: int
+    got: int
+    gap: float
+
+    @property
+    def tie(self) -> bool:
+        """Whether the two tokens are equally likely up to rounding."""
+        return abs(self.gap) < TIE_GAP
+
+
+def covering_array(factors: dict[str, tuple[int, ...]]) -> list[dict[str, int]]:
+    """Rows such that every pair of values of two factors occurs together (greedy, ordered)."""
+    names = list(factors)
+
+    def pairs(row: Sequence[int]) -> set[tuple[int, int, int, int]]:
+        return {(i, row[i], j, row[j]) for i, j in itertools.combinations(range(len(row)), 2)}
+
+    rows = list(itertools.product(*factors.values()))
+    missing = set().union(*(pairs(row) for row in rows))
+    chosen: list[dict[str, int]] = []
+    while missing:
+        best = max(rows, key=lambda row: len(pairs(row) & missing))
+        missing -= pairs(best)
+        chosen.append(dict(zip(names, best, strict=True)))
+    return chosen
+
+
+def load_prompts(limit: int | None = None, max_tokens: int | None = None) -> list[Prompt]:
+    """The benchmark prompts, tokenized; an even spread over the file when limited."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(ROOT / "models" / "pycoder-11m" / "tokenizer.json"))
+    rows = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
+    if limit is not None:
+        rows = [rows[i * len(rows) // limit] for i in range(limit)]
+    return [
+        Prompt(
+            row["id"],
+            tokenizer.encode(row["prompt"]).ids,
+            min(row["max_tokens"], max_tokens or row["max_tokens"]),
+        )
+        for row in rows
+    ]
+
+
+def config_of(row: dict[str, int], algorithm: str | None) -> EngineConfig:
+    """The engine configuration of one row of the covering array."""
+    return EngineConfig(
+        model="pycoder",
+        page_size=row["page_size"],
+        chunked_prefill_size=row["chunk"],
+        max_running_requests=row["batch"],
+        disable_overlap_schedule=not row["overlap"],
+        max_total_tokens=65536,
+        num_threads=1,
+        speculative_algorithm=algorithm,
+        speculative_length_policy="fixed",
+    )
+
+
+def run_core(core: EngineCore, prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """Greedy outputs by prompt id; everything is submitted at once."""
+    outputs: dict[str, list[int]] = {prompt.id: [] for prompt in prompts}
+    for prompt in prompts:
+        params = SamplingParams(temperature=0.0, max_new_tokens=prompt.max_tokens, ignore_eos=True)
+        tokens = np.asarray(prompt.tokens, dtype=np.int32).tobytes()
+        refused = core.submit(GenerateRequest(prompt.id, tokens, params))
+        if refused is not None:
+            raise RuntimeError(f"{prompt.id}: {refused}")
+    while core.has_work:
+        for output in core.step():
+            outputs[output.rid].extend(i32(output.tokens).tolist())
+            if output.finish is not None and output.finish.kind == "abort":
+                raise RuntimeError(f"{output.rid}: {output.finish.message}")
+    return outputs
+
+
+GapOf = Callable[[Sequence[int], int, int], float]
+
+
+def float64_gap() -> GapOf:
+    """A function giving logit(a) - logit(b) after a prefix, in float64, by transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        ROOT / "models" / "pycoder-11m", dtype=torch.float64
+    )
+
+    def gap(prefix: Sequence[int], a: int, b: int) -> float:
+        with torch.inference_mode():
+            logits = model(torch.tensor([list(prefix)])).logits[0, -1]
+        return float(logits[a] - logits[b])
+
+    return gap
+
+
+def divergences(
+    prompts: Sequence[Prompt],
+    reference: dict[str, list[int]],
+    outputs: dict[str, list[int]],
+    gap: GapOf,
+) -> list[Divergence]:
+    """The first difference of each output, with the float64 gap of the two tokens."""
+    found = []
+    for prompt in prompts:
+        want, got = reference[prompt.id], outputs[prompt.id]
+        if want == got:
+            continue
+        at = next(
+            (i for i, (a, b) in enumerate(zip(want, got, strict=False)) if a != b),
+            min(len(want), len(got)),
+        )
+        if at == min(len(want), len(got)):
+            found.append(Divergence(prompt.id, at, -1, -1, float("inf")))
+            continue
+        prefix = prompt.tokens + want[:at]
+        found.append(Divergence(prompt.id, at, want[at], got[at], gap(prefix, want[at], got[at])))
+    return found
+
+
+def transformers_greedy(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """Greedy outputs of transformers' own generate in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        ROOT / "models" / "pycoder-11m", dtype=torch.float32
+    )
+    model.generation_config.eos_token_id = None
+    out = {}
+    for prompt in prompts:
+        ids = torch.tensor([prompt.tokens])
+        with torch.inference_mode():
+            full = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=prompt.max_tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        out[prompt.id] = full[0, len(prompt.tokens) :].tolist()
+    return out
+
+
+def run_config(
+    config: EngineConfig, prompts: Sequence[Prompt]
+) -> tuple[dict[str, list[int]], dict[str, float]]:
+    """Outputs of one engine and its accept length."""
+    core = build_core(config)
+    try:
+        start = time.perf_counter()
+        outputs = run_core(core, prompts)
+        seconds = time.perf_counter() - start
+        stats = core.stats(0)
+        drafts = max(stats.spec_drafts, 1)
+        return outputs, {
+            "seconds": round(seconds, 2),
+            "verify_steps": stats.spec_drafts,
+            "accept_length": round(stats.spec_verify_tokens / drafts, 4),
+        }
+    finally:
+        core.shutdown()
+
+
+def matrix(prompts: Sequence[Prompt], gap: GapOf) -> Iterator[dict[str, object]]:
+    """Run the covering array; yields one record for each configuration and algorithm."""
+    base = {"batch": 1, "overlap": 0, "page_size": 16, "chunk": 512}
+    reference, _ = run_config(config_of(base, None), prompts)
+    yield {
+        "reference": base,
+        "tokens": sum(map(len, reference.values())),
+        "outputs": reference,
+    }
+    for row in covering_array(FACTORS):
+        for algorithm in (None, "NGRAM"):
+            outputs, figures = run_config(config_of(row, algorithm), prompts)
+            found = divergences(prompts, reference, outputs, gap)
+            yield {
+                "config": row,
+                "algorithm": algorithm or "NONE",
+                "tokens": sum(map(len, outputs.values())),
+                "differences": [d._asdict() for d in found],
+                "ties": sum(d.tie for d in found),
+                "failures": sum(not d.tie for d in found),
+                **figures,
+            }
+
+
+def main() -> int:
+    """Run the full matrix; exit status 1 when an output differs beyond ties."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--limit", type=int, help="prompts, spread over the file")
+    parser.add_argument("--max-tokens", type=int)
+    args = parser.parse_args()
+    prompts = load_prompts(args.limit, args.max_tokens)
+    gap = float64_gap()
+    records: list[dict[str, object]] = []
+    reference: dict[str, list[int]] = {}
+    for record in matrix(prompts, gap):
+        if "reference" in record:
+            reference = record.pop("outputs")  # type: ignore[assignment]
+            records.append(record)
+            continue
+        records.append(record)
+        print(json.dumps({k: v for k, v in record.items() if k != "differences"}), flush=True)
+    few = prompts[:: max(1, len(prompts) // 20)][:20]
+    found = divergences(few, reference, transformers_greedy(few), gap)
+    failures = sum(int(str(r.get("failures", 0))) for r in records) + sum(not d.tie for d in found)
+    ties = sum(int(str(r.get("ties", 0))) for r in records)
+    tokens = sum(int(str(r["tokens"])) for r in records)
+    report = {
+        "command": "python benchmarks/exactness.py " + " ".join(sys.argv[1:]),
+        "prompts": len(prompts),
+        "tokens_compared": tokens,
+        "failures": failures,
+        "ties": ties,
+        "transformers": {
+            "prompts": len(few),
+            "differences": [d._asdict() for d in found],
+            "failures": sum(not d.tie for d in found),
+        },
+        "records": records,
+    }
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    ok = failures == 0 and ties <= MAX_TIE_SHARE * tokens
+    print(f"{tokens} tokens, {ties} ties, {failures} failures: {'ok' if ok else 'FAILED'}")
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
