@@ -1,0 +1,149 @@
+"""Incremental detokenization: whole characters only, stop strings held back and trimmed."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..engine_core.messages import FinishReason
+
+REPLACEMENT = "\ufffd"
+_PROMPT_TAIL = 5  # tokens of context: decoders treat the first token of a text differently
+_MAX_PENDING = 16  # tokens without a whole character after which the window moves anyway
+_KEPT = 8  # tokens kept then; a character has at most 4 bytes, so 4 tokens
+
+
+class Decoder(Protocol):
+    """What detokenization needs of a tokenizer."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the special tokens."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of token ids."""
+        ...
+
+
+class CharacterStream:
+    """Tokens in, whole characters out; the text does not depend on how tokens are grouped.
+
+    Only a short window of tokens is ever decoded, so a token costs O(1). The end of the window
+    that decodes to U+FFFD may be half a character and waits for the next token.
+    """
+
+    def __init__(self, tokenizer: Decoder, prompt: Sequence[int], skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._dropped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._window = [t for t in prompt[-_PROMPT_TAIL:] if t not in self._dropped]
+        self._context = len(self._window)  # tokens of the window that are emitted already
+        self._emitted = len(self._decode())  # characters of the window's text emitted already
+
+    def push(self, token: int) -> str:
+        """Take one token and return the characters that are certain now."""
+        if token in self._dropped:
+            return ""
+        self._window.append(token)
+        text = self._decode()
+        if not text.endswith(REPLACEMENT):
+            new = text[self._emitted :]
+            if new:
+                self._move(self._context, 0)
+            return new
+        certain = text.rstrip(REPLACEMENT)
+        if len(self._window) - self._context >= _MAX_PENDING:
+            certain = text[:-1]  # bytes this far back never form a character
+        new = certain[self._emitted :]
+        self._emitted = max(self._emitted, len(certain))
+        if len(self._window) - self._context >= _MAX_PENDING:
+            self._move(len(self._window) - _KEPT, len(text) - self._emitted)
+        return new
+
+    def flush(self) -> str:
+        """Return what was held back: no token follows, so a U+FFFD at the end is real."""
+        new = self._decode()[self._emitted :]
+        self._emitted += len(new)
+        return new
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, skip_special=False)
+
+    def _move(self, start: int, held: int) -> None:
+        """Drop the tokens before ``start``; the last ``held`` characters are not emitted yet."""
+        self._window = self._window[start:]
+        self._context = len(self._window)
+        self._emitted = len(self._decode()) - held
+
+
+class StopHold:
+    """Holds text back while it may become, or already is, one of the stop strings."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self._matched = False
+
+    def push(self, text: str) -> str:
+        """Take text and return the part that no stop string can claim any more."""
+        if not self._stops:
+            return text
+        self._held += text
+        if self._matched or not text:
+            return ""
+        cut = self._first_claim()
+        released, self._held = self._held[:cut], self._held[cut:]
+        return released
+
+    def finish(self, matched: str | None, trim: bool) -> str:
+        """Return the rest: all of it, or what lies before ``matched`` when it is trimmed."""
+        rest, self._held = self._held, ""
+        if matched is not None and trim:
+            position = rest.find(matched)
+            if position >= 0:
+                return rest[:position]
+        return rest
+
+    def _first_claim(self) -> int:
+        """Index of the first whole stop string, else of the longest tail that may grow to one."""
+        whole = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        self._matched = bool(whole)
+        claims = whole + [len(self._held) - self._tail(stop) for stop in self._stops]
+        return min(claims)
+
+    def _tail(self, stop: str) -> int:
+        """Length of the longest end of the held text that is a proper prefix of ``stop``."""
+        longest = min(len(stop) - 1, len(self._held))
+        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+
+class Detokenizer:
+    """Text of one request: characters, then the stop rules, then the trim at its finish.
+
+    The core decides where a request ends; here only its text is cut. A stop token is left out of
+    the text, a stop string and all after it too, unless ``no_stop_trim``.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Decoder,
+        prompt: Sequence[int],
+        *,
+        stops: Sequence[str] = (),
+        skip_special: bool = True,
+        no_stop_trim: bool = False,
+    ) -> None:
+        self._characters = CharacterStream(tokenizer, prompt, skip_special)
+        self._stop = StopHold(stops)
+        self._trim = not no_stop_trim
+
+    def push(self, tokens: Sequence[int], finish: FinishReason | None = None) -> str:
+        """Take the tokens after the last call and return the new text."""
+        if finish is None:
+            return self._stop.push("".join(map(self._characters.push, tokens)))
+        matched = finish.matched if finish.kind == "stop" else None
+        if self._trim and isinstance(matched, int) and tokens and tokens[-1] == matched:
+            tokens = tokens[:-1]
+        text = "".join(map(self._characters.push, tokens)) + self._characters.flush()
+        released = self._stop.push(text)
+        return released + self._stop.finish(
+            matched if isinstance(matched, str) else None, self._trim
+        )
