@@ -1,0 +1,59 @@
+"""O1 on a small scale: the covering array on 12 prompts; ``make exact`` runs all 144."""
+
+import itertools
+
+import exactness
+import pytest
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[exactness.Prompt]:
+    return exactness.load_prompts(limit=12, max_tokens=48)
+
+
+def test_covering_array_covers_every_pair() -> None:
+    rows = exactness.covering_array(exactness.FACTORS)
+    assert len(rows) <= 12
+    for a, b in itertools.combinations(exactness.FACTORS, 2):
+        wanted = set(itertools.product(exactness.FACTORS[a], exactness.FACTORS[b]))
+        assert {(row[a], row[b]) for row in rows} == wanted
+
+
+def test_a_difference_is_found_and_its_gap_decides() -> None:
+    prompts = [exactness.Prompt("p", [1, 2], 3)]
+    gaps: list[tuple[list[int], int, int]] = []
+
+    def gap(prefix: object, a: int, b: int) -> float:
+        gaps.append((list(prefix), a, b))  # type: ignore[call-overload]
+        return 0.5
+
+    found = exactness.divergences(prompts, {"p": [5, 6, 7]}, {"p": [5, 9, 7]}, gap)
+    assert gaps == [([1, 2, 5], 6, 9)]
+    assert [(d.position, d.expected, d.got, d.tie) for d in found] == [(1, 6, 9, False)]
+    assert exactness.divergences(prompts, {"p": [5, 6, 7]}, {"p": [5, 6]}, gap)[0].tie is False
+    assert exactness.Divergence("p", 0, 1, 2, -1e-5).tie
+
+
+def test_greedy_output_is_the_same_with_and_without_speculation(
+    prompts: list[exactness.Prompt],
+) -> None:
+    gap = exactness.float64_gap()
+    verified = ties = tokens = 0
+    for record in exactness.matrix(prompts, gap):
+        if "reference" in record:
+            continue
+        assert record["failures"] == 0, record["differences"]
+        ties += int(str(record["ties"]))
+        tokens += int(str(record["tokens"]))
+        verified += int(str(record["verify_steps"]))
+    assert ties <= exactness.MAX_TIE_SHARE * tokens
+    assert verified > 500
+
+
+def test_greedy_output_equals_transformers(prompts: list[exactness.Prompt]) -> None:
+    few = prompts[:4]
+    base = {"batch": 1, "overlap": 0, "page_size": 16, "chunk": 512}
+    ours, _ = exactness.run_config(exactness.config_of(base, None), few)
+    theirs = exactness.transformers_greedy(few)
+    found = exactness.divergences(few, ours, theirs, exactness.float64_gap())
+    assert not [d for d in found if not d.tie]
