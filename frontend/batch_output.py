@@ -1,0 +1,128 @@
+"""The output file of a batch run: one writer, whole lines only, and what is finished already.
+
+A killed run can leave at most one partial line, the last; ``open_output`` cuts it off. Lines that
+report a bad input line carry its number as ``line``: two of them may share an id.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from .batch_input import ItemId
+from .errors import OutriderError
+
+
+class _Line(msgspec.Struct):
+    id: int | str | None = None
+    custom_id: str | None = None
+    line: int | None = None
+
+
+class FinishedIds:
+    """What an output file holds already. Memory grows with its number of lines, ids only."""
+
+    def __init__(self) -> None:
+        self._ids: set[ItemId] = set()
+        self._lines: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._ids) + len(self._lines)
+
+    def add(self, line: _Line) -> None:
+        """Remember one output line."""
+        known = line.custom_id if line.custom_id is not None else line.id
+        if line.line is not None:
+            self._lines.add(line.line)
+        elif known is not None:
+            self._ids.add(known)
+
+    def has_id(self, item_id: ItemId) -> bool:
+        """Whether the result of ``item_id`` is there."""
+        return item_id in self._ids
+
+    def has_line(self, number: int) -> bool:
+        """Whether the error of input line ``number`` is there."""
+        return number in self._lines
+
+
+class OutputFile:
+    """An output file open for appending, locked against a second run."""
+
+    def __init__(self, path: Path, descriptor: int, finished: FinishedIds, repaired: int) -> None:
+        self.path = path
+        self.finished = finished
+        self.repaired_bytes = repaired
+        self._descriptor = descriptor
+
+    def write(self, record: bytes) -> None:
+        """Append one JSON record as a line, in one piece."""
+        data = memoryview(record + b"\n")
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+    def close(self) -> None:
+        """Close and unlock; idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> "OutputFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_output(path: Path) -> OutputFile:
+    """Open ``path`` to append results: read what it holds, cut a partial last line.
+
+    Raises OutriderError when another run holds it or when it is not a batch output, which is
+    then left as it is.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise OutriderError(f"another run is writing {str(path)!r}") from None
+        finished, end = _scan(path)
+        size = os.fstat(descriptor).st_size
+        if size > end:
+            os.ftruncate(descriptor, end)
+        return OutputFile(path, descriptor, finished, size - end)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _scan(path: Path) -> tuple[FinishedIds, int]:
+    """Finished ids, and the end of the last whole line in bytes."""
+    finished, end = FinishedIds(), 0
+    decoder = msgspec.json.Decoder(_Line)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise OutriderError(
+                    f"{str(path)!r} is not an output of outrider run: line {number}: {error}; "
+                    "give another --output"
+                ) from None
+            if record.id is None and record.custom_id is None:
+                raise OutriderError(
+                    f"{str(path)!r} is not an output of outrider run: line {number} has no id; "
+                    "give another --output"
+                )
+            finished.add(record)
+            end += len(line)
+    return finished, end

@@ -1,0 +1,1 @@
+"""One module a subcommand of ``outrider``; each has ``main(args) -> exit status``."""

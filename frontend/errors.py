@@ -1,0 +1,25 @@
+"""Errors of the public Python APIs and of the command line, as users catch them."""
+
+
+class OutriderError(RuntimeError):
+    """Base class: the work could not be done; the message says why in a sentence."""
+
+
+class LaunchError(OutriderError):
+    """The engine core process could not be started."""
+
+
+class EngineDead(OutriderError):
+    """The engine core ended while it was needed."""
+
+
+class ServerGone(OutriderError):
+    """The server that a client talks to vanished, or never answered."""
+
+
+class EngineClosed(OutriderError):
+    """Used after ``shutdown()`` or ``close()``."""
+
+
+class RequestFailed(OutriderError):
+    """A request ended with an error after it had been accepted."""

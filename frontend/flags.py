@@ -1,0 +1,301 @@
+"""Command-line flags made from annotated config structs, config files, and the docs table.
+
+``python -m outrider.frontend.flags`` prints ``docs/flags.md``. Layers, weakest first: a struct's
+defaults, ``--config FILE``, the command line.
+"""
+
+import argparse
+import difflib
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from ..engine_core.config import EngineConfig, apply_speculative_config, refuse_config
+from ..engine_core.refusal import Refused, RefusedError
+from .server_config import ServerConfig, refuse_server
+
+Value = str | int | float | bool | None
+Raw = Value | list["Raw"] | dict[str, "Raw"]  # what a config file may hold
+
+ALIASES: dict[str, tuple[str, ...]] = {
+    "model": ("--model", "--model-path"),
+    "tokenizer_path": ("--tokenizer-path", "--tokenizer"),
+}
+SPECULATIVE_CONFIG = "speculative_config"
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class UsageError(ValueError):
+    """A flag or config file that cannot be used; the CLI prints it and exits with status 2."""
+
+
+class Flag(NamedTuple):
+    """One field of a config struct as a flag."""
+
+    field: str
+    names: tuple[str, ...]
+    kind: Callable[[str], Value] | None  # None: a boolean
+    choices: tuple[str, ...] | None
+    optional: bool
+    default: Value
+    required: bool
+    help: str
+
+
+def flags_of(struct: type[msgspec.Struct]) -> list[Flag]:
+    """The flags of a config struct, in field order."""
+    hints = typing.get_type_hints(struct, include_extras=True)
+    return [_flag(field, hints[field.name]) for field in msgspec.structs.fields(struct)]
+
+
+def _flag(field: msgspec.structs.FieldInfo, hint: object) -> Flag:
+    text = ""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *extras = typing.get_args(hint)
+        text = next((e.description or "" for e in extras if isinstance(e, msgspec.Meta)), "")
+    parts = set(typing.get_args(hint)) if _is_union(hint) else {hint}
+    optional = type(None) in parts
+    parts.discard(type(None))
+    if len(parts) != 1:
+        raise TypeError(f"{field.name}: a flag has one type, got {hint}")
+    base = parts.pop()
+    choices = typing.get_args(base) if typing.get_origin(base) is Literal else None
+    kinds: dict[object, Callable[[str], Value]] = {int: int, float: float, str: str}
+    dashed = "--" + field.name.replace("_", "-")
+    return Flag(
+        field=field.name,
+        names=ALIASES.get(field.name, (dashed,)),
+        kind=None if base is bool else str if choices else kinds[base],
+        choices=choices,
+        optional=optional,
+        default=None if field.required else field.default,
+        required=field.required,
+        help=text,
+    )
+
+
+def _is_union(hint: object) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    struct: type[msgspec.Struct],
+    title: str,
+    skip: Sequence[str] = (),
+) -> None:
+    """Add the flags of ``struct``; what the user leaves out is absent from the namespace."""
+    group = parser.add_argument_group(title)
+    for flag in flags_of(struct):
+        if flag.field in skip:
+            continue
+        shown = flag.help + ("" if flag.required else f" (default: {_shown(flag.default)})")
+        shown = shown.replace("%", "%%")
+        if flag.kind is None:
+            group.add_argument(
+                *flag.names,
+                dest=flag.field,
+                action=argparse.BooleanOptionalAction,
+                default=argparse.SUPPRESS,
+                help=shown,
+            )
+        else:
+            group.add_argument(
+                *flag.names,
+                dest=flag.field,
+                type=flag.kind,
+                choices=flag.choices,
+                default=argparse.SUPPRESS,
+                help=shown,
+                metavar=None if flag.choices else flag.kind.__name__.upper(),
+            )
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, skip: Sequence[str] = ()) -> None:
+    """Add the engine's flags, ``--config`` and ``--speculative-config``."""
+    add_flags(parser, EngineConfig, "engine", skip)
+    group = parser.add_argument_group("configuration")
+    group.add_argument(
+        "--config", metavar="FILE", help="YAML or JSON file of flags; the command line wins"
+    )
+    group.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        default=argparse.SUPPRESS,
+        help="speculation as vLLM's JSON, e.g. "
+        '\'{"method": "ngram", "num_speculative_tokens": 11}\'',
+    )
+
+
+def resolve_engine(namespace: argparse.Namespace) -> EngineConfig:
+    """The engine configuration of a parsed command line. Raises UsageError or RefusedError."""
+    return resolve(namespace, (EngineConfig,))[0]
+
+
+def resolve_server(namespace: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
+    """The engine's and the server's configuration. Raises UsageError or RefusedError."""
+    engine, server = resolve(namespace, (EngineConfig, ServerConfig))
+    assert isinstance(server, ServerConfig)
+    refused = refuse_server(server)
+    if refused is not None:
+        raise RefusedError(refused)
+    return engine, server
+
+
+def resolve(
+    namespace: argparse.Namespace, structs: tuple[type[msgspec.Struct], ...]
+) -> tuple[EngineConfig, *tuple[msgspec.Struct, ...]]:
+    """Merge defaults, the config file and the command line into one struct of each kind.
+
+    The first of ``structs`` is EngineConfig. Raises UsageError, or RefusedError for values.
+    """
+    names = {f.name: s for s in structs for f in msgspec.structs.fields(s)}
+    given = {k: v for k, v in vars(namespace).items() if k in {*names, SPECULATIVE_CONFIG}}
+    command_line = _expand_speculative(given, "the command line")
+    merged = dict(command_line)
+    if namespace.config is not None:
+        in_file = _expand_speculative(read_config(namespace.config, set(names)), namespace.config)
+        merged = in_file | command_line
+    if "model" not in merged:
+        raise UsageError("--model is required: `pycoder`, a local folder or a Hugging Face id")
+    built = [_build(s, {k: v for k, v in merged.items() if names[k] is s}) for s in structs]
+    engine = built[0]
+    assert isinstance(engine, EngineConfig)
+    refused = refuse_config(engine)
+    if refused is not None:
+        raise RefusedError(refused)
+    return engine, *built[1:]
+
+
+def engine_config(values: Mapping[str, object]) -> EngineConfig:
+    """An engine configuration from keyword arguments, ``speculative_config`` included.
+
+    Raises UsageError naming a keyword that no flag has, RefusedError for values.
+    """
+    known = {f.name for f in msgspec.structs.fields(EngineConfig)}
+    for name in values:
+        if name not in known and name != SPECULATIVE_CONFIG:
+            raise UsageError(f"unknown engine option {name!r}{_closest(name, known)}")
+    config = _build(EngineConfig, _expand_speculative(values, "the arguments"))
+    refused = refuse_config(config)
+    if refused is not None:
+        raise RefusedError(refused)
+    return config
+
+
+def read_config(path: str, known: set[str]) -> dict[str, object]:
+    """Read a config file; keys may use dashes or underscores. Raises UsageError."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--config: cannot read {path!r}: {error.strerror}") from None
+    try:
+        raw = (
+            msgspec.json.decode(data, type=dict[str, Raw])
+            if path.endswith(".json")
+            else msgspec.yaml.decode(data, type=dict[str, Raw])
+        )
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config: {path!r} must hold one mapping of flags: {error}") from None
+    out: dict[str, object] = {}
+    for key, value in raw.items():
+        name = key.replace("-", "_")
+        name = "model" if name == "model_path" else name
+        if name not in known and name != SPECULATIVE_CONFIG:
+            raise UsageError(f"--config: unknown key {key!r} in {path!r}{_closest(name, known)}")
+        if name in out:
+            raise UsageError(f"--config: {path!r} sets {name!r} twice")
+        out[name] = value
+    return out
+
+
+def _expand_speculative(values: Mapping[str, object], where: str) -> dict[str, object]:
+    """Replace ``speculative_config`` (JSON text or a mapping) by the flags it stands for."""
+    out = dict(values)
+    raw = out.pop(SPECULATIVE_CONFIG, None)
+    if raw is None:
+        return out
+    text = raw if isinstance(raw, str) else msgspec.json.encode(raw).decode()
+    flags = apply_speculative_config(text)
+    if isinstance(flags, Refused):
+        raise RefusedError(flags)
+    for name, value in flags.items():
+        if out.get(name) is not None:
+            raise UsageError(
+                f"speculative_config and {name} are both set in {where} and mean the same; "
+                "leave one out"
+            )
+        out[name] = value
+    return out
+
+
+def _build(struct: type[S], values: Mapping[str, object]) -> S:
+    try:
+        return msgspec.convert(dict(values), struct)
+    except msgspec.ValidationError as error:
+        raise UsageError(_readable(str(error))) from None
+
+
+def _readable(message: str) -> str:
+    """msgspec's "Expected `int`, got `str` - at `$.page_size`" with the flag named first."""
+    reason, _, place = message.partition(" - at `$.")
+    return f"{place.rstrip('`')}: {reason}" if place else message
+
+
+def _closest(name: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def print_config(*configs: msgspec.Struct) -> str:
+    """The resolved configuration as one line of text; keys and tokens are not shown."""
+    shown: list[str] = []
+    for config in configs:
+        for field in msgspec.structs.fields(type(config)):
+            value = getattr(config, field.name)
+            if field.name in ("api_key", "zmq_token") and value is not None:
+                value = "***"
+            shown.append(f"{field.name}={_shown(value)}")
+    return "outrider configuration: " + " ".join(shown)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def docs_table() -> str:
+    """The text of ``docs/flags.md``."""
+    parts = [
+        "# Flags",
+        "",
+        "Made by `python -m outrider.frontend.flags`; edit the config structs, not this page.",
+        "Engine flags work in `serve`, `generate`, `run` and `bench`, as keyword arguments of",
+        "`outrider.LLM` (with underscores) and as keys of a `--config` file. A boolean flag has",
+        "a `--no-` form. `--speculative-config` takes vLLM's JSON keys instead.",
+    ]
+    for title, struct in (("Engine", EngineConfig), ("Server (`serve`)", ServerConfig)):
+        parts += ["", f"## {title}", "", "| flag | type | default | meaning |"]
+        parts += ["| --- | --- | --- | --- |"]
+        parts += [_row(flag) for flag in flags_of(struct)]
+    return "\n".join(parts) + "\n"
+
+
+def _row(flag: Flag) -> str:
+    kind = "flag" if flag.kind is None else flag.kind.__name__
+    if flag.choices:
+        kind = ", ".join(f"`{c}`" for c in flag.choices)
+    default = "required" if flag.required else _shown(flag.default)
+    names = ", ".join(f"`{n}`" for n in flag.names)
+    return f"| {names} | {kind} | {default} | {flag.help} |"
+
+
+if __name__ == "__main__":
+    print(docs_table(), end="")

@@ -1,0 +1,140 @@
+"""What generation returns to Python code: results, their completions, and stream chunks."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..engine_core.ids import i32
+from ..engine_core.messages import FinishReason
+from ..engine_core.plan import TokenLogprobs
+from .meta_info import MetaInfo
+
+
+class Chunk(NamedTuple):
+    """New text and tokens of one completion since its last chunk.
+
+    ``finish_reason`` ("stop", "length") and ``meta_info`` come with the last chunk only. ``index``
+    tells the completions of one prompt apart when ``n`` > 1.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    index: int = 0
+    finish_reason: str | None = None
+    meta_info: dict[str, object] | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """SGLang's name of ``token_ids``."""
+        return self.token_ids
+
+
+class Completion(NamedTuple):
+    """One finished completion. ``stop_reason``: the stop string or token id that ended it."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: str | int | None
+    meta_info: dict[str, object]
+    logprobs: tuple[TokenLogprobs, ...]
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """SGLang's name of ``token_ids``."""
+        return self.token_ids
+
+
+class GenerationResult(NamedTuple):
+    """A prompt and its completions; the attributes below are those of the first one."""
+
+    prompt: str | tuple[int, ...]
+    prompt_tokens: int
+    outputs: tuple[Completion, ...]
+
+    @property
+    def text(self) -> str:
+        """Generated text."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Generated token ids, a matched stop token included."""
+        return self.outputs[0].token_ids
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """SGLang's name of ``token_ids``."""
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended: "stop", "length" or "abort"."""
+        return self.outputs[0].finish_reason
+
+    @property
+    def meta_info(self) -> dict[str, object]:
+        """Counters under SGLang's names."""
+        return self.outputs[0].meta_info
+
+    @property
+    def completion_tokens(self) -> int:
+        """Generated tokens of all completions."""
+        return sum(len(output.token_ids) for output in self.outputs)
+
+    def summary(self) -> dict[str, object]:
+        """The object that ``outrider generate --json`` prints."""
+        return {
+            "text": self.text,
+            "output_ids": self.output_ids,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "finish_reason": self.finish_reason,
+            "meta_info": self.meta_info,
+        }
+
+
+class Collector:
+    """Joins the chunks of one completion."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.text: list[str] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish: FinishReason | None = None
+        self.meta: MetaInfo | None = None
+
+    def add(
+        self,
+        text: str,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprobs],
+        finish: FinishReason | None,
+        meta: MetaInfo | None,
+    ) -> None:
+        """Take one chunk in order."""
+        self.text.append(text)
+        self.tokens += tokens
+        self.logprobs += logprobs
+        if finish is not None:
+            self.finish, self.meta = finish, meta
+
+    def completion(self) -> Completion:
+        """The finished completion; only after the chunk with ``finish``."""
+        assert self.finish is not None
+        return Completion(
+            index=self.index,
+            text="".join(self.text),
+            token_ids=tuple(self.tokens),
+            finish_reason=self.finish.kind,
+            stop_reason=self.finish.matched,
+            meta_info=self.meta.to_dict() if self.meta is not None else {},
+            logprobs=tuple(self.logprobs),
+        )
+
+
+def token_tuple(buffer: bytes) -> tuple[int, ...]:
+    """Wire bytes (int32) as Python ints."""
+    return tuple(i32(buffer).tolist())

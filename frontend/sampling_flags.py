@@ -1,0 +1,92 @@
+"""Sampling parameters from command-line flags, keyword arguments and JSON objects."""
+
+import argparse
+import typing
+from collections.abc import Mapping
+
+import msgspec
+
+from ..engine_core.refusal import Refused, RefusedError
+from ..engine_core.sampling_params import SamplingParams
+
+# Names that other engines use for the same parameter; giving both spellings is refused.
+OTHER_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "sampling_seed": "seed",
+}
+FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams))
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Add one flag for every sampling parameter but ``n``; absent ones keep their defaults."""
+    group = parser.add_argument_group("sampling")
+    hints = typing.get_type_hints(SamplingParams)
+    for field in msgspec.structs.fields(SamplingParams):
+        if field.name == "n":
+            continue
+        name = "--" + field.name.replace("_", "-")
+        hint = hints[field.name]
+        if hint is bool:
+            group.add_argument(
+                name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS
+            )
+        elif typing.get_origin(hint) is tuple:
+            item = typing.get_args(hint)[0]
+            group.add_argument(
+                name,
+                action="append",
+                type=item,
+                default=argparse.SUPPRESS,
+                metavar=item.__name__.upper(),
+                help="may be given several times",
+            )
+        elif typing.get_origin(hint) is dict:
+            group.add_argument(
+                name, metavar="JSON", default=argparse.SUPPRESS, help="e.g. '{\"17\": -5.0}'"
+            )
+        else:
+            kind = float if hint is float else int
+            group.add_argument(
+                name, type=kind, default=argparse.SUPPRESS, metavar=kind.__name__.upper()
+            )
+
+
+def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
+    """The sampling parameters of a parsed command line. Raises RefusedError."""
+    given: dict[str, object] = {k: v for k, v in vars(namespace).items() if k in FIELDS}
+    bias = given.get("logit_bias")
+    if isinstance(bias, str):
+        try:
+            given["logit_bias"] = msgspec.json.decode(bias, type=dict[int, float])
+        except msgspec.MsgspecError as error:
+            raise RefusedError(
+                Refused("logit_bias", f"must be a JSON object of token id: bias: {error}")
+            ) from None
+    return params_from(given)
+
+
+def params_from(values: Mapping[str, object], base: SamplingParams | None = None) -> SamplingParams:
+    """Sampling parameters from loose values over ``base``; None means the default.
+
+    ``stop`` may be one string. Raises RefusedError naming an unknown or wrong field.
+    """
+    merged = msgspec.structs.asdict(base) if base is not None else {}
+    renamed: set[str] = set()
+    for key, value in values.items():
+        name = OTHER_NAMES.get(key, key)
+        if name not in FIELDS:
+            raise RefusedError(
+                Refused(key, f"is not a sampling parameter; choose from {', '.join(FIELDS)}")
+            )
+        if name in renamed:
+            raise RefusedError(Refused(key, f"means the same as {name}; give one of them"))
+        renamed.add(name)
+        if value is not None:
+            merged[name] = (value,) if name == "stop" and isinstance(value, str) else value
+    try:
+        return msgspec.convert(merged, SamplingParams, str_keys=True)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        field = place.rstrip("`") or "sampling_params"
+        raise RefusedError(Refused(field, reason)) from None
