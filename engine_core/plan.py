@@ -104,7 +104,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     ``accept_lens`` int32[R]: emitted tokens (0 for PREFILL, 1 for PREFILL_LAST, 1..q for VERIFY;
     0 for rows in ``errors``). ``tokens`` int32[sum accept_lens]: the accepted drafts and then the
     bonus token of each row. ``proposed`` int32[R]: draft nodes verified. ``depths`` int32[R]:
-    depth of the row's draft tree. ``busy_ns``: time the worker spent on the step.
+    depth of the row's draft tree. ``busy_ns``: time the worker spent on the step. ``wait_ns``:
+    time a late-bound step waited for its drafts with nothing else to run (the controller's cost
+    of late binding; 0 if not late-bound).
     """
 
     step: int
@@ -116,3 +118,4 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     errors: tuple[RowError, ...] = ()
     busy_ns: int = 0
     batch_tokens: int = 0
+    wait_ns: int = 0

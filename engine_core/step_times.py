@@ -1,0 +1,105 @@
+"""T(batch tokens): seconds that a step of so many query tokens takes, measured and kept current.
+
+The table starts from :meth:`Worker.measure` and is refreshed from the steps' own ``busy_ns``. A
+knot's time is its measured time times a running median of (seen / measured): its own median while
+it has fresh samples, else the median over all sizes, so that a change that touches every step
+(longer contexts, a busier machine) moves sizes that were not run lately too.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from .worker import Worker
+
+F64 = npt.NDArray[np.float64]
+
+SAMPLES = 15  # of a running median; a third of them must be wrong to move it far
+MIN_SAMPLES = 5
+FRESH_STEPS = 400  # samples of a size older than this many steps are not trusted alone
+REBUILD_EVERY = 8  # steps between two refreshes of the dense table
+
+
+def knot_sizes(limit: int) -> list[int]:
+    """Batch sizes to measure, 1..limit: every small one that matters, then by thirds."""
+    sizes = [1, 2, 3, 4, 6, 8, 12, 16]
+    while sizes[-1] < limit:
+        sizes.append(sizes[-1] * 3 // 2 if sizes[-1] % 3 else sizes[-1] * 4 // 3)
+    return sorted({min(size, limit) for size in sizes})
+
+
+def measure_times(worker: Worker, limit: int) -> "StepTimes":
+    """Measure an idle worker for steps of 1..limit query tokens."""
+    sizes = knot_sizes(limit)
+    return StepTimes(sizes, worker.measure(sizes))
+
+
+@final
+class StepTimes:
+    """A monotone table of step times in seconds, linear between its knots.
+
+    ``table``: float64[largest knot + 1], seconds by batch tokens; entry 0 is 0 tokens. Raises
+    ValueError if sizes do not rise from 1 or a time is not positive and finite.
+    """
+
+    def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
+        self._sizes = np.array(sizes, dtype=np.float64)
+        self._measured = np.maximum.accumulate(np.array(seconds, dtype=np.float64))
+        if len(sizes) != len(seconds) or not len(sizes):
+            raise ValueError(f"{len(seconds)} times for {len(sizes)} sizes")
+        if sizes[0] < 1 or bool(np.any(np.diff(self._sizes) <= 0)):
+            raise ValueError(f"batch sizes must rise from 1, got {list(sizes)}")
+        if not bool(np.all(np.isfinite(self._measured))) or min(seconds) <= 0.0:
+            raise ValueError(f"times must be positive seconds, got {list(seconds)}")
+        self._samples = [deque[float](maxlen=SAMPLES) for _ in sizes]
+        self._last_seen = [0] * len(sizes)
+        self._all = deque[float](maxlen=2 * SAMPLES)
+        self._steps = 0
+        self._grid = np.arange(int(sizes[-1]) + 1, dtype=np.float64)
+        self._base = np.interp(self._grid, self._sizes, self._measured)
+        self.table: F64 = self._base.copy()
+
+    @property
+    def knots(self) -> tuple[tuple[int, float], ...]:
+        """The measured (size, seconds), for a trace's header."""
+        return tuple((int(n), float(t)) for n, t in zip(self._sizes, self._measured, strict=True))
+
+    def seconds(self, batch_tokens: int) -> float:
+        """T(batch tokens); past the largest knot the last slope goes on."""
+        last = len(self.table) - 1
+        if batch_tokens <= last:
+            return float(self.table[batch_tokens])
+        slope = float(self.table[last] - self.table[last - 1])
+        return float(self.table[last]) + slope * (batch_tokens - last)
+
+    def observe(self, batch_tokens: int, busy_ns: int) -> None:
+        """Learn from one step; steps without tokens or time, or past the table, teach nothing."""
+        if busy_ns <= 0 or not 1 <= batch_tokens < len(self._base):
+            return
+        self._steps += 1
+        ratio = busy_ns * 1e-9 / float(self._base[batch_tokens])
+        knot = int(np.argmin(np.abs(self._sizes - batch_tokens)))
+        self._samples[knot].append(ratio)
+        self._last_seen[knot] = self._steps
+        self._all.append(ratio)
+        if self._steps % REBUILD_EVERY == 0:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        overall = _median(self._all)
+        scales = [
+            _median(samples)
+            if len(samples) >= MIN_SAMPLES and self._steps - seen <= FRESH_STEPS
+            else overall
+            for samples, seen in zip(self._samples, self._last_seen, strict=True)
+        ]
+        times = np.maximum.accumulate(self._measured * np.array(scales))
+        self.table = np.interp(self._grid, self._sizes, times)
+
+
+def _median(samples: deque[float]) -> float:
+    ordered = sorted(samples)
+    return ordered[len(ordered) // 2]
