@@ -167,13 +167,15 @@ class AsyncService:
             for rid in rids:
                 self._samples.pop(rid, None)
 
-    async def tokens_of(self, prompt: str | list[int]) -> list[int]:
+    async def tokens_of(
+        self, prompt: str | list[int], add_special_tokens: bool = True
+    ) -> list[int]:
         """Token ids of a prompt; long texts are tokenized in a thread."""
         if isinstance(prompt, list):
             return prompt
         if len(prompt) > _THREAD_ABOVE_CHARS:
-            return await asyncio.to_thread(self.tokenizer.encode, prompt)
-        return self.tokenizer.encode(prompt)
+            return await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
+        return self.tokenizer.encode(prompt, add_special_tokens)
 
     def abort(self, rid: str) -> int:
         """Ask for the end of the request with exactly this id; returns how many samples ended."""

@@ -1,22 +1,23 @@
-"""A scripted core process: the real protocol, no model.
+"""A scripted core behind a real ROUTER socket: it speaks the wire protocol and runs no model.
 
-Token i of a request is ``(last prompt token + 1 + i) mod vocab_size``; a step emits ``per_step``
-tokens of every running request and takes ``step_ms``. Run as a script it reads a CoreLaunch line
-like the real core; ``FakeCore`` is the same thing for a test's own thread.
+A prompt is answered by its own tokens over and over, so the expected text is known; a request
+ends at ``max_new_tokens``, at a stop token, or when a stop string appears.
 """
 
-import os
-import signal
-import sys
-import threading
-import time
+import asyncio
+import contextlib
+from array import array
+from itertools import cycle, islice
+from pathlib import Path
 
 import zmq
+import zmq.asyncio
 
-from outrider.engine_core.core_launch import CoreStatus, decode_launch, encode_line
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import (
+    PROTOCOL_VERSION,
     AbortRequest,
+    AddCorpus,
     CallReply,
     CoreError,
     CoreInfo,
@@ -27,221 +28,213 @@ from outrider.engine_core.messages import (
     GenerateRequest,
     GetStats,
     Hello,
+    ListCorpora,
     Outputs,
     Ready,
+    RemoveCorpus,
     RequestOutput,
     RequestStats,
     Shutdown,
-    ToCore,
     decode_to_core,
     encode,
 )
+from outrider.engine_core.plan import TokenLogprobs
 from outrider.engine_core.refusal import Refused
+from outrider.frontend.tokenizer import Tokenizer
 
-VOCAB = 8192
+MODEL = Path(__file__).parents[2] / "models" / "pycoder-11m"
+TOKENIZER = Tokenizer(MODEL)
+TOKEN = "secret"
 
-
-def expected_tokens(prompt: list[int], count: int, vocab: int = VOCAB) -> list[int]:
-    """What the fake core generates after ``prompt``."""
-    return [(prompt[-1] + 1 + i) % vocab for i in range(count)]
-
-
-class _Running:
-    def __init__(self, client: bytes, request: GenerateRequest) -> None:
-        self.client = client
-        self.request = request
-        self.prompt: list[int] = i32(request.prompt).tolist()
-        self.emitted = 0
+INFO = CoreInfo(
+    model="models/pycoder-11m",
+    vocab_size=8192,
+    context_length=512,
+    eos_ids=(0,),
+    max_total_tokens=4096,
+    page_size=16,
+    max_running_requests=8,
+    drafter="NGRAM",
+    num_draft_tokens=12,
+    num_threads=1,
+    device="cpu",
+    dtype="float32",
+    weight_bytes=1,
+    pid=1,
+)
 
 
 class FakeCore:
-    """Serves one ROUTER until ``stop`` or a Shutdown message."""
+    """``slow``: seconds between tokens. ``block``: tokens of one output of a stream."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        token: str,
-        *,
-        vocab: int = VOCAB,
-        per_step: int = 1,
-        step_ms: float = 1.0,
-        drafter: str | None = "NGRAM",
-    ) -> None:
-        self.vocab = vocab
-        self.token = token
-        self.per_step = per_step
-        self.step_s = step_ms / 1000
-        self.drafter = drafter
-        self.aborts = 0
-        self.finished = 0
-        self.steps = 0
-        self.generated = 0
-        self.running: dict[tuple[bytes, str], _Running] = {}
-        self.stopping = threading.Event()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(endpoint)
+    def __init__(self, folder: Path, info: CoreInfo = INFO) -> None:
+        self.endpoint = f"ipc://{folder}/core"
+        self.info = info
+        self.slow = 0.0
+        self.block = 3
+        self.fail_after: int | None = None  # tokens after which every request fails in the core
+        self.requests: list[GenerateRequest] = []
+        self.aborted: list[str] = []
+        self.corpora: dict[str, tuple[int, str | None]] = {}
+        self.running: dict[str, asyncio.Task[None]] = {}
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.bind(self.endpoint)
+        self._task = asyncio.create_task(self._serve())
 
-    def info(self) -> CoreInfo:
-        return CoreInfo(
-            model="fake",
-            vocab_size=self.vocab,
-            context_length=4096,
-            eos_ids=(0,),
-            max_total_tokens=65536,
-            page_size=16,
-            max_running_requests=48,
-            drafter=self.drafter,
-            num_draft_tokens=12,
-            num_threads=1,
-            device="cpu",
-            dtype="float32",
-            weight_bytes=1,
-            pid=os.getpid(),
+    async def close(self) -> None:
+        """Vanish, as a killed process does."""
+        for task in (self._task, *self.running.values()):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._socket.close(0)
+
+    async def _serve(self) -> None:
+        while True:
+            peer, frame = await self._socket.recv_multipart()
+            message = decode_to_core(frame)
+            match message:
+                case Hello(version=version, token=token):
+                    if token != TOKEN or version != PROTOCOL_VERSION:
+                        await self._send(peer, CoreError(Refused("token", "is wrong", 401)))
+                    else:
+                        await self._send(peer, Ready(PROTOCOL_VERSION, self.info))
+                case GenerateRequest():
+                    self.requests.append(message)
+                    self.running[message.rid] = asyncio.create_task(self._run(peer, message))
+                case AbortRequest(rid=rid, all_requests=every):
+                    for one in list(self.running) if every else [rid]:
+                        await self._abort(peer, one)
+                case Refused():
+                    await self._send(peer, CoreError(message))
+                case Shutdown():
+                    pass
+                case _:
+                    await self._send(peer, self._answer(message))
+
+    def _answer(
+        self, call: FlushCache | GetStats | AddCorpus | RemoveCorpus | ListCorpora
+    ) -> CallReply | CoreStats:
+        match call:
+            case GetStats():
+                return self._stats(call.call)
+            case FlushCache():
+                busy = Refused("flush_cache", "requests are running") if self.running else None
+                return CallReply(call.call, busy, "flushed")
+            case AddCorpus(name=name, documents=documents, tenant=tenant):
+                if name in self.corpora:
+                    return CallReply(call.call, Refused("corpus_id", f"{name} exists already"))
+                count = sum(len(d) // 4 for d in documents) + len(documents) - 1
+                self.corpora[name] = (count, tenant)
+                return CallReply(call.call, None, "loaded", {name: count})
+            case RemoveCorpus(name=name):
+                self.corpora.pop(name, None)
+                return CallReply(call.call, None, "removed")
+            case ListCorpora():
+                return CallReply(call.call, None, "", {k: v[0] for k, v in self.corpora.items()})
+
+    def _stats(self, call: int) -> CoreStats:
+        values: dict[str, int | float | tuple[int, ...]] = dict.fromkeys(
+            CoreStats.__struct_fields__, 0
         )
+        values |= {
+            "call": call,
+            "running": len(self.running),
+            "free_pages": 200,
+            "total_pages": 256,
+            "spec_drafts": 10,
+            "spec_draft_tokens": 40,
+            "spec_accepted_tokens": 20,
+            "spec_verify_tokens": 30,
+            "spec_accepted_per_pos": (12, 8),
+            "spec_drafted_per_pos": (20, 20),
+        }
+        return CoreStats(**values)  # type: ignore[arg-type]
 
-    def serve(self) -> None:
-        """Run until stopped."""
-        try:
-            while not self.stopping.is_set():
-                timeout = 0 if self.running else 20
-                while self._socket.poll(timeout):
-                    client, frame = self._socket.recv_multipart()
-                    self._take(client, decode_to_core(frame))
-                    timeout = 0
-                if self.running:
-                    self._step()
-                    time.sleep(self.step_s)
-        finally:
-            self._socket.close()
-            self._context.term()
+    async def _abort(self, peer: bytes, rid: str) -> None:
+        task = self.running.pop(rid, None)
+        if task is None:
+            return
+        self.aborted.append(rid)
+        task.cancel()
+        finish = FinishReason("abort", message="aborted by the client")
+        await self._send(peer, Outputs((RequestOutput(rid, b"", (), finish, stats(1, 0)),)))
 
-    def _send(self, client: bytes, message: FromCore) -> None:
-        self._socket.send_multipart([client, encode(message)])
-
-    def _take(self, client: bytes, message: ToCore | Refused) -> None:
-        match message:
-            case Refused():
-                self._send(client, CoreError(message))
-            case Hello(token=token):
-                if token == self.token:
-                    self._send(client, Ready(1, self.info()))
-                else:
-                    self._send(client, CoreError(Refused("token", "is wrong", 401)))
-            case GenerateRequest(rid=rid):
-                self.running[client, rid] = _Running(client, message)
-            case AbortRequest(rid=rid, all_requests=everything):
-                for key in [k for k in self.running if k[0] == client]:
-                    if everything or key[1] == rid:
-                        self.aborts += 1
-                        finish = FinishReason("abort", message="aborted")
-                        self._emit(self.running[key], [], finish)
-            case GetStats(call=call):
-                self._send(client, self.stats(call))
-            case FlushCache(call=call):
-                busy = Refused("flush_cache", "the core is busy; try again later")
-                self._send(client, CallReply(call, busy if self.running else None, "flushed"))
-            case Shutdown():
-                self.stopping.set()
-            case _:
-                self._send(client, CoreError(Refused("message", "not scripted", 501)))
-
-    def _step(self) -> None:
-        self.steps += 1
-        for one in list(self.running.values()):
-            limit = one.request.params.max_new_tokens
-            stop = min(limit, one.emitted + self.per_step)
-            tokens = expected_tokens(one.prompt, stop, self.vocab)[one.emitted :]
-            finish = FinishReason("length") if stop == limit else None
-            self._emit(one, tokens, finish)
-
-    def _emit(self, one: _Running, tokens: list[int], finish: FinishReason | None) -> None:
-        one.emitted += len(tokens)
-        self.generated += len(tokens)
-        stats = None
-        if finish is not None:
-            self.finished += 1
-            del self.running[one.client, one.request.rid]
-            steps = max(0, one.emitted - 1) // max(1, self.per_step)
-            stats = RequestStats(
-                prompt_tokens=len(one.prompt),
-                completion_tokens=one.emitted,
-                cached_tokens=0,
-                retractions=0,
-                verify_ct=steps,
-                verify_tokens=max(0, one.emitted - 1),
-                correct_drafts=max(0, one.emitted - 1 - steps),
-                proposed_drafts=steps * 11,
-                plain_ct=0,
-                histogram=(0, steps),
-                spec_off_reason=None,
+    async def _run(self, peer: bytes, request: GenerateRequest) -> None:
+        params = request.params
+        prompt = i32(request.prompt).tolist()
+        tokens, finish = script(prompt, request)
+        size = self.block if request.stream else max(len(tokens), 1)
+        for start in range(0, max(len(tokens), 1), size):
+            part = tokens[start : start + size]
+            await asyncio.sleep(self.slow * max(len(part), 1))
+            last = start + size >= len(tokens)
+            if self.fail_after is not None and start + len(part) > self.fail_after:
+                last, finish = True, FinishReason("abort", message="the numbers broke", status=500)
+            await self._send(
+                peer,
+                Outputs(
+                    (
+                        RequestOutput(
+                            rid=request.rid,
+                            tokens=array("i", part).tobytes(),
+                            logprobs=logprobs(part, params.logprobs),
+                            finish=finish if last else None,
+                            stats=stats(len(prompt), start + len(part)) if last else None,
+                        ),
+                    )
+                ),
             )
-        output = RequestOutput(
-            one.request.rid, b"".join(t.to_bytes(4, "little") for t in tokens), (), finish, stats
-        )
-        self._send(one.client, Outputs((output,)))
+            if last:
+                break
+        self.running.pop(request.rid, None)
 
-    def stats(self, call: int) -> CoreStats:
-        return CoreStats(
-            call=call,
-            running=len(self.running),
-            waiting=0,
-            free_pages=4096,
-            total_pages=4096,
-            cached_pages=0,
-            steps=self.steps,
-            prompt_tokens=0,
-            generated_tokens=self.generated,
-            cached_tokens=0,
-            retractions=0,
-            aborts=self.aborts,
-            finished=self.finished,
-            spec_drafts=self.steps if self.drafter else 0,
-            spec_draft_tokens=11 * self.steps if self.drafter else 0,
-            spec_accepted_tokens=(self.per_step - 1) * self.steps,
-            spec_accepted_per_pos=(self.steps,) * (self.per_step - 1),
-            spec_drafted_per_pos=(self.steps,) * 11,
-            spec_verify_tokens=self.per_step * self.steps if self.drafter else 0,
-            plain_rows=0 if self.drafter else self.steps,
-            draft_invalid=0,
-            plan_cpu=1e-4 * self.steps,
-            commit_cpu=1e-4 * self.steps,
-            propose_cpu=1e-4 * self.steps,
-            worker_busy=self.step_s * self.steps,
-            wait_for_drafts=0.0,
-            ngram_nodes=0,
-            evicted_pages=0,
-        )
+    async def _send(self, peer: bytes, message: FromCore) -> None:
+        await self._socket.send_multipart([peer, encode(message)])
 
 
-def _stop_at_eof() -> None:
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGKILL)
+def script(prompt: list[int], request: GenerateRequest) -> tuple[list[int], FinishReason]:
+    """What the fake core generates for a prompt, and why it stops."""
+    params = request.params
+    tokens: list[int] = []
+    for token in islice(cycle(prompt), params.max_new_tokens):
+        tokens.append(token)
+        if token in params.stop_token_ids:
+            return tokens, FinishReason("stop", token)
+        text = TOKENIZER.decode(tokens)
+        for stop in params.stop:
+            if stop in text:
+                return tokens, FinishReason("stop", stop)
+    return tokens, FinishReason("length")
 
 
-def main() -> int:
-    """Behave like ``python -m outrider.engine.core_process``; argv: per_step, step_ms."""
-    launch = decode_launch(sys.stdin.buffer.readline())
-    if launch.config.dtype == "float32" and launch.config.random_seed == 13:
-        status = CoreStatus(status="error", message="13 is unlucky", field="random_seed")
-        sys.stdout.buffer.write(encode_line(status))
-        return 1
-    core = FakeCore(
-        launch.endpoint,
-        launch.token,
-        per_step=int(sys.argv[1]) if len(sys.argv) > 1 else 1,
-        step_ms=float(sys.argv[2]) if len(sys.argv) > 2 else 1.0,
-        drafter=launch.config.speculative_algorithm,
+def logprobs(tokens: list[int], top: int | None) -> tuple[TokenLogprobs, ...]:
+    """Log-probabilities of -0.5 for each token, and ``top`` alternatives."""
+    if top is None:
+        return ()
+    ids = array("i", range(100, 100 + top)).tobytes()
+    values = array("f", [-1.0 - rank for rank in range(top)]).tobytes()
+    return tuple(TokenLogprobs(token, -0.5, ids, values) for token in tokens)
+
+
+def stats(prompt_tokens: int, completion_tokens: int) -> RequestStats:
+    """Counters as if every second token had been an accepted draft."""
+    return RequestStats(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        cached_tokens=2,
+        retractions=1,
+        verify_ct=4,
+        verify_tokens=10,
+        correct_drafts=6,
+        proposed_drafts=12,
+        plain_ct=3,
+        histogram=(1, 0, 3),
+        spec_off_reason=None,
     )
-    threading.Thread(target=_stop_at_eof, daemon=True).start()
-    print("noise that is not a status line", flush=True)
-    sys.stdout.buffer.write(encode_line(CoreStatus(status="ready", info=core.info())))
-    sys.stdout.buffer.flush()
-    core.serve()
-    return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def expected_text(prompt: str, max_tokens: int) -> str:
+    """Text of the fake core's answer to a prompt."""
+    return TOKENIZER.decode(list(islice(cycle(TOKENIZER.encode(prompt)), max_tokens)))

@@ -1,0 +1,101 @@
+"""JSON bodies: size, content type, strict types, and unknown fields refused by name."""
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...engine_core.capabilities import refuse_unsupported
+from ...engine_core.refusal import Refused, RefusedError
+from .errors import HttpError
+
+T = TypeVar("T")
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+
+
+async def read_json(request: Request, kind: type[T], limit: int) -> T:
+    """Read and check a body of at most ``limit`` bytes.
+
+    Raises HttpError: 413 too large, 415 not JSON by its content type, 400 malformed, wrong type,
+    missing or unknown field; RefusedError for a known field that is not supported.
+    """
+    content_type = request.headers.get("content-type", "application/json")
+    media = content_type.partition(";")[0].strip().lower()
+    if media != "application/json" and not media.endswith("+json"):
+        raise HttpError(
+            415,
+            f"content-type {media!r} is not supported; send JSON with application/json",
+            param="content-type",
+        )
+    return decode_json(await _read(request, limit), kind)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    too_large = HttpError(413, f"the body exceeds {limit} bytes; send less", param="body")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
+
+
+def decode_json(body: bytes, kind: type[T]) -> T:
+    """Decode one JSON object strictly; null stands for an absent field."""
+    if not body.strip():
+        raise HttpError(400, "the body is empty; send a JSON object", param="body")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        if "unknown field" not in str(error):
+            raise _bad_value(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HttpError(400, f"the body is not valid JSON: {error}", param="body") from None
+    try:
+        return msgspec.convert(_without_nulls(msgspec.json.decode(body)), kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _bad_value(error) from None
+    except RecursionError:
+        raise HttpError(400, "the body is nested too deeply", param="body") from None
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _bad_value(error: msgspec.ValidationError) -> HttpError | RefusedError:
+    """What a validation error says, naming the field."""
+    text = str(error)
+    found = _PATH.search(text)
+    path = found["path"] if found else ""
+    message = _PATH.sub("", text)
+    if (unknown := _UNKNOWN.match(message)) is not None:
+        return _unknown_field(path, unknown["name"])
+    if (missing := _MISSING.match(message)) is not None:
+        name = f"{path}.{missing['name']}".lstrip(".")
+        return HttpError(400, f"{name}: is required", param=name)
+    name = path or "body"
+    return HttpError(400, f"{name}: {message}", param=name)
+
+
+def _unknown_field(path: str, name: str) -> HttpError | RefusedError:
+    refused = refuse_unsupported([name])
+    full = f"{path}.{name}".lstrip(".")
+    if refused is not None:
+        return RefusedError(Refused(full, refused.reason, refused.status))
+    return HttpError(400, f"{full}: unknown field; /docs lists the known ones", param=full)
+
+
+def json_response(value: object, status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

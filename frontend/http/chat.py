@@ -1,0 +1,289 @@
+"""POST /v1/chat/completions."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...engine_core.refusal import RefusedError
+from ...engine_core.sampling_params import SamplingParams
+from ..expand import GenerateItem
+from ..service import AsyncService, Delta
+from .answers import Collected, Usage, UsageCounter, collect, matched_stop, raise_if_failed
+from .body import json_response, read_json
+from .completions import refuse_stream_options
+from .errors import HttpError
+from .logprobs import ChatLogprobs, chat_logprobs
+from .models import check_model
+from .sampling import OpenAIRequest, openai_error, openai_params, request_ids
+from .state import ServerState
+from .streams import event, stream_response, until_disconnect
+
+MAX_TOP_LOGPROBS = 20
+
+
+class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a message; only text is supported."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class ChatRequest(OpenAIRequest, kw_only=True):
+    """``max_tokens`` left out: until the end of the context."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The assistant's message."""
+
+    role: str
+    content: str
+
+
+class MessageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is new of a message in a stream."""
+
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "abort"] | None
+    matched_stop: int | str | None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of one answer."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: Literal["stop", "length", "abort"] | None = None
+    matched_stop: int | str | None = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer that is not streamed."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One chunk of a streamed answer."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation, streamed or not."""
+    state: ServerState = request.app.state.server
+    service = state.require()
+    body = await read_json(request, ChatRequest, state.max_body_bytes)
+    check_model(body.model, state)
+    item = await _item(body, service, state)
+    job = _Job(body, item, service, state.model_name)
+    if body.stream:
+        return await stream_response(request, job.events())
+    return json_response(await until_disconnect(request.receive, job.whole()))
+
+
+async def _item(body: ChatRequest, service: AsyncService, state: ServerState) -> GenerateItem:
+    refuse_stream_options(body)
+    if not body.messages:
+        raise HttpError(400, "messages: is empty; send at least one message", param="messages")
+    asked = _asked_tokens(body)
+    logprobs = _asked_logprobs(body)
+    messages: list[dict[str, object]] = [_plain(i, m) for i, m in enumerate(body.messages)]
+    text = service.tokenizer.render_chat(messages)
+    prompt = await service.tokens_of(text, add_special_tokens=False)
+    room = min(service.info.context_length, service.info.max_total_tokens) - len(prompt)
+    params: SamplingParams = openai_params(
+        body,
+        max_new_tokens=max(room, 1) if asked is None else asked,
+        logprobs=logprobs,
+        defaults=state.sampling_defaults,
+    )
+    return GenerateItem(
+        prompt=prompt,
+        params=params,
+        rid=request_ids(body.rid, 1, "chatcmpl-")[0],
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        speculative=body.speculative is not False,
+    )
+
+
+def _asked_tokens(body: ChatRequest) -> int | None:
+    newer, older = body.max_completion_tokens, body.max_tokens
+    if newer is not None and older is not None and newer != older:
+        raise HttpError(
+            400,
+            "max_completion_tokens: differs from max_tokens; give one of the two",
+            param="max_completion_tokens",
+        )
+    asked, name = (newer, "max_completion_tokens") if newer is not None else (older, "max_tokens")
+    if asked is not None and asked < 1:
+        raise HttpError(400, f"{name}: must be 1 or more, got {asked}", param=name)
+    return asked
+
+
+def _asked_logprobs(body: ChatRequest) -> int | None:
+    top = body.top_logprobs
+    if top is not None and not body.logprobs:
+        raise HttpError(400, "top_logprobs: needs logprobs true", param="top_logprobs")
+    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise HttpError(
+            400,
+            f"top_logprobs: must be between 0 and {MAX_TOP_LOGPROBS}, got {top}",
+            param="top_logprobs",
+        )
+    return (top or 0) if body.logprobs else None
+
+
+def _plain(position: int, message: ChatMessage) -> dict[str, object]:
+    """The message as templates expect it: a dictionary with text content."""
+    content = message.content
+    if not isinstance(content, str):
+        for number, part in enumerate(content):
+            if part.type != "text" or part.text is None:
+                where = f"messages[{position}].content[{number}]"
+                raise HttpError(
+                    400 if part.type == "text" else 501,
+                    f"{where}: only parts of type text with a text are supported, "
+                    f"got type {part.type!r}",
+                    param=where,
+                )
+        content = "\n".join(part.text for part in content if part.text is not None)
+    plain: dict[str, object] = {"role": message.role, "content": content}
+    return plain if message.name is None else plain | {"name": message.name}
+
+
+class _Job:
+    """One accepted conversation on its way to an answer."""
+
+    def __init__(
+        self, body: ChatRequest, item: GenerateItem, service: AsyncService, model: str
+    ) -> None:
+        self._service = service
+        self._item = item
+        self._model = model
+        self._created = int(time.time())
+        self._n = item.params.n
+        self._logprobs = body.logprobs is True
+        self._usage = UsageCounter(1, self._n)
+        options = body.stream_options
+        self._include_usage = options is not None and bool(options.include_usage)
+        self._continuous = options is not None and bool(options.continuous_usage_stats)
+        newer = body.max_completion_tokens is not None
+        self._length_name = "max_completion_tokens" if newer else "max_tokens"
+
+    async def whole(self) -> ChatCompletion:
+        """The answer that is not streamed."""
+        deltas = [delta async for delta in self._deltas(stream=False)]
+        return ChatCompletion(
+            id=self._item.rid or "",
+            object="chat.completion",
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(sequence) for sequence in collect(deltas, self._n)],
+            usage=self._usage.total(),
+        )
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The chunks of a streamed answer: the role first, then text, then usage if asked."""
+        started: set[int] = set()
+        async with contextlib.aclosing(self._deltas(stream=True)) as deltas:
+            async for delta in deltas:
+                if delta.index not in started:
+                    started.add(delta.index)
+                    role = MessageDelta(role="assistant", content="")
+                    yield self._chunk([ChunkChoice(index=delta.index, delta=role)])
+                if delta.text or delta.finish is not None or self._logprobs:
+                    yield self._chunk([self._chunk_choice(delta)])
+        if self._include_usage:
+            yield self._chunk([], last=True)
+
+    async def _deltas(self, stream: bool) -> AsyncGenerator[Delta]:
+        many = self._service.generate_many([self._item], stream=stream)
+        try:
+            async with contextlib.aclosing(many) as deltas:
+                async for delta in deltas:
+                    raise_if_failed(delta)
+                    self._usage.add(delta)
+                    yield delta
+        except RefusedError as error:
+            raise openai_error(error, self._length_name) from None
+
+    def _choice(self, sequence: Collected) -> ChatChoice:
+        finish = sequence.last.finish
+        return ChatChoice(
+            index=sequence.last.index,
+            message=AnswerMessage(role="assistant", content=sequence.joined()),
+            logprobs=self._chat_logprobs(sequence.deltas),
+            finish_reason=finish.kind if finish is not None else None,
+            matched_stop=matched_stop(finish),
+        )
+
+    def _chunk_choice(self, delta: Delta) -> ChunkChoice:
+        return ChunkChoice(
+            index=delta.index,
+            delta=MessageDelta(content=delta.text) if delta.text else MessageDelta(),
+            logprobs=self._chat_logprobs([delta]),
+            finish_reason=delta.finish.kind if delta.finish is not None else None,
+            matched_stop=matched_stop(delta.finish),
+        )
+
+    def _chat_logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
+        if not self._logprobs:
+            return None
+        entries = [entry for delta in deltas for entry in delta.logprobs]
+        return chat_logprobs(entries, self._service.tokenizer)
+
+    def _chunk(self, choices: list[ChunkChoice], last: bool = False) -> bytes:
+        usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+        if last or self._continuous:
+            usage = self._usage.total()
+        elif self._include_usage:
+            usage = None
+        return event(
+            ChatChunk(
+                id=self._item.rid or "",
+                object="chat.completion.chunk",
+                created=self._created,
+                model=self._model,
+                choices=choices,
+                usage=usage,
+            )
+        )
