@@ -1,0 +1,212 @@
+"""The data of :mod:`capabilities`: what works, what is refused and why."""
+
+from .capability import Capability, exact, refused
+
+_NO_GRAMMAR = "constrained decoding is not built yet; leave it out and check the text yourself"
+_NO_MEDIA = "only text is supported"
+_TEXT_ONLY_CHAT = "chat templates are rendered without options; leave it out"
+LABELS = ("user", "metadata", "safety_identifier")
+
+SUPPORTED = (
+    exact("prompt", ("prompt", "messages", "text", "input_ids"), "chat needs a chat template"),
+    exact("model name", ("model",)),
+    exact("request id", ("rid",)),
+    exact("greedy", (), "temperature 0 or top_k 1; equal to plain decoding token for token"),
+    exact("temperature", ("temperature",), "target's distribution at every accepted position"),
+    exact("top_k", ("top_k",)),
+    exact("top_p", ("top_p",)),
+    exact("min_p", ("min_p",)),
+    exact(
+        "seed",
+        ("seed", "sampling_seed"),
+        "coupled rule: same tokens alone or in any batch, with any drafter and draft length",
+    ),
+    exact("n", ("n",), "sample i of a seeded request draws with a seed of its own"),
+    exact("stop strings", ("stop",), "matched on generated text, token by token"),
+    exact("stop_token_ids", ("stop_token_ids",)),
+    exact("trimming", ("no_stop_trim", "skip_special_tokens")),
+    exact(
+        "max tokens", ("max_new_tokens", "max_tokens", "max_completion_tokens"),
+    ),
+    exact(
+        "min tokens",
+        ("min_new_tokens", "min_tokens"),
+        "no stop of any kind before token min + 1; a stop string inside stays text",
+    ),
+    exact("ignore_eos", ("ignore_eos",)),
+    exact(
+        "logprobs",
+        ("logprobs", "return_logprob", "return_text_in_logprobs"),
+        "of the raw distribution, before temperature, penalties and filters",
+    ),
+    exact("top_logprobs", ("top_logprobs", "top_logprobs_num")),
+    exact("presence_penalty", ("presence_penalty",), "history counts drafts before a position"),
+    exact("frequency_penalty", ("frequency_penalty",), "as presence_penalty"),
+    exact("repetition_penalty", ("repetition_penalty",), "as presence_penalty, prompt included"),
+    exact("logit_bias", ("logit_bias",)),
+    exact("streaming", ("stream", "stream_options")),
+    exact("priority", ("priority",), "orders requests with --enable-priority-scheduling"),
+    exact("cache_salt", ("cache_salt",), "separates tenants in prefix cache and n-gram trie"),
+    exact("speculation switch", ("speculative",), "false: this request is decoded without drafts"),
+    exact("native sampling", ("sampling_params",), "/generate; its fields are those above"),
+    exact("client labels", LABELS, "change nothing by design"),
+)  # fmt: skip
+
+REFUSED = (
+    refused("json_schema", ("json_schema", "guided_json"), _NO_GRAMMAR),
+    refused("json_object", ("guided_json_object",), _NO_GRAMMAR),
+    refused("regex", ("regex", "guided_regex"), _NO_GRAMMAR),
+    refused("ebnf", ("ebnf", "guided_grammar"), _NO_GRAMMAR),
+    refused("structural_tag", ("structural_tag",), _NO_GRAMMAR),
+    refused("choice", ("guided_choice",), _NO_GRAMMAR),
+    refused(
+        "structured_outputs",
+        ("structured_outputs", "guided_decoding_backend", "guided_whitespace_pattern"),
+        _NO_GRAMMAR,
+    ),
+    refused("response_format", ("response_format",), f"only {{'type': 'text'}}: {_NO_GRAMMAR}"),
+    refused(
+        "tools",
+        ("tools", "functions"),
+        "tool calls are not parsed yet; describe the tools in a message instead",
+    ),
+    refused("tool_choice", ("tool_choice", "function_call"), "tool calls are not built yet"),
+    refused("parallel_tool_calls", ("parallel_tool_calls",), "tool calls are not built yet"),
+    refused("web search", ("web_search_options",), "there is no web search"),
+    refused("best_of", ("best_of",), "use n and choose among the answers yourself"),
+    refused(
+        "beam search",
+        ("use_beam_search", "beam_width", "length_penalty", "early_stopping", "num_beams"),
+        "beam search is not supported; use n or temperature 0",
+    ),
+    refused("echo", ("echo",), "the prompt is not echoed; put it before the text yourself"),
+    refused("suffix", ("suffix",), "fill-in-the-middle is not supported; use a prompt format"),
+    refused(
+        "prompt_logprobs",
+        ("prompt_logprobs", "logprob_start_len"),
+        "log-probabilities of the prompt are not built yet; those of the output are (logprobs)",
+    ),
+    refused(
+        "logprobs of chosen tokens",
+        ("token_ids_logprob", "logprob_token_ids"),
+        "only the best tokens' log-probabilities are returned (top_logprobs)",
+    ),
+    refused(
+        "LoRA", ("lora_path", "lora_request", "lora_id", "adapter_id"),
+        "adapters are not supported; merge the adapter into the weights",
+    ),
+    refused(
+        "images", ("image_data", "image_url", "multi_modal_data", "mm_processor_kwargs"), _NO_MEDIA
+    ),
+    refused("audio", ("audio_data", "audio", "input_audio", "modalities"), _NO_MEDIA),
+    refused("video", ("video_data", "video_url"), _NO_MEDIA),
+    refused(
+        "input_embeds", ("input_embeds", "prompt_embeds"), "send text or token ids as the prompt"
+    ),
+    refused(
+        "hidden states",
+        ("return_hidden_states", "return_routed_experts"),
+        "activations are not returned",
+    ),
+    refused(
+        "custom logit processor",
+        ("custom_logit_processor", "custom_params", "logits_processors", "vllm_xargs"),
+        "code in requests is not run; logit_bias and penalties are supported",
+    ),
+    refused("stop_regex", ("stop_regex",), "use stop strings or stop_token_ids"),
+    refused(
+        "sessions", ("session_id", "session_params"),
+        "send the whole prompt each time: the prefix cache keeps what was computed",
+    ),
+    refused("bad_words", ("bad_words", "bad_words_ids"), "forbid single tokens with logit_bias"),
+    refused("allowed_token_ids", ("allowed_token_ids",), "use logit_bias"),
+    refused("watermark", ("watermark",), "output is not watermarked"),
+    refused(
+        "prefill/decode disaggregation",
+        ("bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params"),
+        "a server runs both phases; leave it out",
+    ),
+    refused(
+        "data parallel rank", ("data_parallel_rank", "routed_dp_rank"), "there is one replica"
+    ),
+    refused(
+        "reasoning",
+        ("reasoning_effort", "separate_reasoning", "stream_reasoning", "include_reasoning",
+         "thinking_budget", "verbosity"),
+        "reasoning is not separated from the answer; leave it out",
+    ),
+    refused(
+        "chat template options",
+        ("chat_template", "chat_template_kwargs", "continue_final_message",
+         "add_generation_prompt", "documents"),
+        _TEXT_ONLY_CHAT,
+    ),
+    refused("add_special_tokens", ("add_special_tokens",), "send token ids instead"),
+    refused(
+        "include_stop_str_in_output", ("include_stop_str_in_output",), "use no_stop_trim instead"
+    ),
+    refused(
+        "detokenizer options",
+        ("spaces_between_special_tokens", "detokenize"),
+        "text is always made in the usual way; leave it out",
+    ),
+    refused(
+        "truncation", ("truncate_prompt_tokens", "allow_auto_truncate"),
+        "prompts are never cut; send one that fits the context",
+    ),
+    refused(
+        "extra answer fields",
+        ("return_token_ids", "return_prompt_token_ids", "return_spec_tokens_details",
+         "return_tokens_as_token_ids", "return_sampling_mask"),
+        "use /generate: it returns output_ids, and speculation's counters in meta_info",
+    ),
+    refused("stream_interval", ("stream_interval",), "set --stream-interval on the server"),
+    refused("extra_key", ("extra_key",), "use cache_salt"),
+    refused("per-request logging", ("custom_labels", "log_metrics"), "metrics have no labels"),
+    refused(
+        "predicted outputs", ("prediction",),
+        "put the text into the prompt or an external corpus: NGRAM drafts from both",
+    ),
+    refused("stored answers", ("store", "previous_response_id"), "answers are not stored"),
+    refused("service_tier", ("service_tier",), "there is one tier; use priority"),
+    refused("other request ids", ("request_id",), "use rid"),
+    refused(
+        "other samplers",
+        ("typical_p", "top_a", "tfs", "mirostat", "dry_multiplier", "xtc_probability",
+         "dynatemp_range", "do_sample"),
+        "use temperature, top_k, top_p and min_p",
+    ),
+)  # fmt: skip
+
+TABLE: tuple[Capability, ...] = SUPPORTED + REFUSED
+
+# Values that ask for nothing, beside null and emptiness. Fields not named here: false.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "beam_width": (1,),
+    "num_beams": (1,),
+    "length_penalty": (1.0,),
+    "logprob_start_len": (-1,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "detokenize": (True,),
+    "separate_reasoning": (True, False),
+    "stream_reasoning": (True, False),
+    "include_reasoning": (True, False),
+    "log_metrics": (True,),
+    "typical_p": (1.0,),
+    "top_a": (0.0,),
+    "tfs": (1.0,),
+    "mirostat": (0,),
+    "dry_multiplier": (0.0,),
+    "xtc_probability": (0.0,),
+    "dynatemp_range": (0.0,),
+    "do_sample": (),
+}
