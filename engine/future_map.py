@@ -1,0 +1,62 @@
+"""What only the device knows between steps: per request slot, lengths, last token and pages."""
+
+import numpy as np
+import torch
+
+from ..engine_core.ids import I32
+from ..engine_core.plan import SlotInit, StepPlan
+from .sampling.slot_table import SlotTable
+
+
+class FutureMap:
+    """State of S request slots, written by the steps in order and never read back by the core.
+
+    ``seq_lens``: tokens whose KV is in place. ``last_tokens``: the bonus token of the slot's
+    latest step, whose KV is not written yet. ``out_counts``: output tokens so far, the bonus
+    token included. All int32[S]. ``page_table``: int32[S, P], 0 where no page is mapped.
+    ``sampling``: the slots' sampling parameters and penalty counts.
+    """
+
+    def __init__(
+        self, max_slots: int, max_pages: int, vocab_size: int, device: torch.device
+    ) -> None:
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.max_slots = max_slots
+        self.seq_lens = zeros(max_slots)
+        self.last_tokens = zeros(max_slots)
+        self.out_counts = zeros(max_slots)
+        self.page_table = zeros(max_slots, max_pages)
+        self.sampling = SlotTable(max_slots, vocab_size, device)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Enter new requests, then write the plan's page-table changes."""
+        for init in plan.inits:
+            self._enter(init)
+        if plan.page_slots:
+            slots = _index(plan.page_slots, self.page_table.device)
+            columns = _index(plan.page_indexes, self.page_table.device)
+            pages = _index(plan.page_ids, self.page_table.device)
+            self.page_table[slots, columns] = pages.int()
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        for state in (self.seq_lens, self.last_tokens, self.out_counts, self.page_table):
+            state.zero_()
+        self.sampling.reset()
+
+    def _enter(self, init: SlotInit) -> None:
+        slot = init.slot
+        if not 0 <= slot < self.max_slots:
+            raise ValueError(f"slot {slot} is outside 0..{self.max_slots - 1}")
+        self.seq_lens[slot] = init.cached_len
+        self.last_tokens[slot] = 0
+        self.out_counts[slot] = len(init.output) // 4
+        self.page_table[slot] = 0
+        self.sampling.enter(init)
+
+
+def _index(buffer: bytes, device: torch.device) -> torch.Tensor:
+    values: I32 = np.frombuffer(buffer, dtype=np.int32)
+    return torch.from_numpy(values.astype(np.int64)).to(device)

@@ -1,0 +1,89 @@
+"""T(batch tokens): how long a verify step of a size takes, measured on scratch KV."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from .forward_batch import ForwardBatch
+from .kv_pool import KVPool
+from .models import Model
+from .sampling.choose import argmax_rows
+
+_CHAIN = 8  # query tokens of a row, when the batch has that many
+_CONTEXT = 128  # tokens before a row's own
+_BUDGET_S = 1.2  # for all sizes together
+_REPEATS = 3
+
+
+class StepTimer:
+    """Times chains of several rows whose KV is the sink page, so that no request's KV changes."""
+
+    def __init__(self, model: Model, kv: KVPool) -> None:
+        self._model = model
+        self._kv = kv
+
+    def measure(self, batch_tokens: Sequence[int]) -> list[float]:
+        """Seconds of a step of each size (rising).
+
+        Sizes that double come first, then the ones between, while the budget lasts; the others
+        are interpolated, or continue the last slope.
+        """
+        deadline = time.perf_counter() + _BUDGET_S
+        seconds: dict[int, float] = {}
+        for size in _coarse_first(batch_tokens):
+            if seconds:
+                known = max(n for n in seconds if n <= size)
+                expected = seconds[known] * size / known
+                if time.perf_counter() + 2 * expected > deadline:
+                    continue
+            seconds[size] = self._time(size, deadline)
+        return _complete(batch_tokens, seconds)
+
+    def _time(self, tokens: int, deadline: float) -> float:
+        """The median of a few runs, after one that allocates; of that one if time is short."""
+        batch = self._batch(tokens)
+        times: list[float] = []
+        while len(times) <= _REPEATS and (len(times) < 2 or time.perf_counter() < deadline):
+            began = time.perf_counter()
+            argmax_rows(self._model.logits(self._model.forward(batch, self._kv)))
+            times.append(time.perf_counter() - began)
+        return sorted(times[1:])[(len(times) - 2) // 2]
+
+    def _batch(self, tokens: int) -> ForwardBatch:
+        widths = [_CHAIN] * (tokens // _CHAIN) + ([tokens % _CHAIN] if tokens % _CHAIN else [])
+        device = self._kv.data.device
+        node = torch.cat([torch.arange(width, device=device) for width in widths])
+        lengths = torch.tensor(widths, dtype=torch.int32, device=device)
+        pages = -(-(_CONTEXT + _CHAIN) // self._kv.page_size)
+        return ForwardBatch(
+            input_ids=torch.zeros_like(node),
+            positions=_CONTEXT + node,
+            kv_slots=torch.zeros_like(node),
+            cu_q=torch.nn.functional.pad(torch.cumsum(lengths, 0), (1, 0)).int(),
+            kv_lens=_CONTEXT + lengths,
+            page_table=torch.zeros(len(widths), pages, dtype=torch.int32, device=device),
+            tree_bits=(2 << node) - 1,
+            is_tree=torch.zeros(len(widths), dtype=torch.uint8, device=device),
+            logits_index=torch.arange(tokens, device=device),
+        )
+
+
+def _coarse_first(sizes: Sequence[int]) -> list[int]:
+    coarse = [sizes[0]]
+    for size in sizes:
+        if size >= 2 * coarse[-1]:
+            coarse.append(size)
+    return coarse + [size for size in sizes if size not in coarse]
+
+
+def _complete(sizes: Sequence[int], seconds: dict[int, float]) -> list[float]:
+    known = sorted(seconds)
+    times = [seconds[size] for size in known]
+    slope = times[-1] / known[-1]
+    if len(known) > 1:
+        slope = max(0.0, (times[-1] - times[-2]) / (known[-1] - known[-2]))
+    inside = np.interp(sizes, known, times)
+    beyond = np.maximum(np.asarray(sizes) - known[-1], 0) * slope
+    return [float(t) for t in inside + beyond]

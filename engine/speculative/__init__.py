@@ -1,0 +1,1 @@
+"""Speculation on the device side: the verification that all drafters share."""

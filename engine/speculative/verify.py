@@ -1,0 +1,69 @@
+"""Tree verify: one acceptance for all drafters and both sampling rules.
+
+The target's token at every node is known. A child is accepted iff its token equals the target's
+token at its parent: with the argmax this is greedy verification, with coupled noise it is
+target-only sampling. A chain is a tree with one child a node.
+"""
+
+import torch
+
+from ...cython_ext.batch_assembly import compact_accepted
+from ...cython_ext.tree_walk import advance, walk
+from ...engine_core.ids import I32
+from ..future_map import FutureMap
+from ..kv_pool import KVPool
+from ..step_buffers import StepBuffers
+
+
+def accept(
+    targets: torch.Tensor,
+    slots: I32,
+    branches: bool,
+    buffers: StepBuffers,
+    state: FutureMap,
+    kv: KVPool,
+) -> int:
+    """Accept the step's rows and return how many tokens they emit.
+
+    ``targets`` int64[N]; ``slots`` int32[R]; ``branches``: whether any row's drafts branch. Fills
+    ``buffers.accept_*`` and ``emitted``, moves the KV of accepted nodes side by side and the
+    slots' state over what was emitted.
+    """
+    rows = len(slots)
+    total, scattered = walk(
+        buffers.input_ids,
+        buffers.parents if branches else None,
+        buffers.cu_q[: rows + 1],
+        buffers.node_cu[: rows + 1],
+        targets.numpy(),
+        buffers.accept_lens,
+        buffers.accept_cu,
+        buffers.accept_idx,
+        buffers.emitted,
+    )
+    if scattered:
+        moves = compact_accepted(
+            slots,
+            buffers.starts[:rows],
+            state.page_table.numpy(),
+            kv.page_size,
+            buffers.accept_cu[: rows + 1],
+            buffers.accept_idx[:total],
+            buffers.move_src,
+            buffers.move_dst,
+        )
+        kv.move(
+            torch.from_numpy(buffers.move_src[:moves]), torch.from_numpy(buffers.move_dst[:moves])
+        )
+    advance(
+        slots,
+        buffers.starts,
+        buffers.q_lens,
+        buffers.node_cu,
+        buffers.accept_cu,
+        buffers.emitted,
+        state.seq_lens.numpy(),
+        state.last_tokens.numpy(),
+        state.out_counts.numpy(),
+    )
+    return total

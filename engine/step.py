@@ -1,0 +1,167 @@
+"""One step on the device: drafts to a batch (D), target forward to logits (F), acceptance (A)."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..cython_ext.batch_assembly import assemble
+from ..cython_ext.step_rows import resolve_rows
+from ..engine_core.ids import I32, i32, u8
+from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
+from .forward_batch import ForwardBatch
+from .future_map import FutureMap
+from .kv_pool import KVPool
+from .models import Model
+from .sampling.choose import choose_targets
+from .sampling.logprobs import collect_logprobs
+from .sampling.slot_table import Feature
+from .speculative.verify import accept
+from .step_buffers import StepBuffers
+
+_BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
+
+
+class Drafted(NamedTuple):
+    """Segment D's answer: the batch, the rows' slots int32[R], whether any drafts branch."""
+
+    batch: ForwardBatch
+    slots: I32
+    branches: bool
+
+
+class StepRunner:
+    """Runs step plans in order on one model, its KV pool and the slots' state."""
+
+    def __init__(self, model: Model, kv: KVPool, state: FutureMap, vocab_size: int) -> None:
+        self._model = model
+        self._kv = kv
+        self.state = state
+        self._vocab_size = vocab_size
+        self._buffers = StepBuffers()
+
+    def run(self, plan: StepPlan, drafts: HostDrafts | None) -> StepResult:
+        """Run one step. Raises ValueError if the plan or the drafts break their contract."""
+        self.state.apply(plan)
+        drafted = self._draft(plan, drafts)
+        logits = self._forward(drafted.batch)
+        return self._accept(plan, drafts, drafted, logits)
+
+    def _draft(self, plan: StepPlan, drafts: HostDrafts | None) -> Drafted:
+        """Segment D: resolve rows against the slots' state and lay out the ragged batch."""
+        buffers, state = self._buffers, self.state
+        slots, tokens = i32(plan.slots), i32(plan.tokens)
+        rows = len(slots)
+        most = rows + len(tokens) + (0 if drafts is None else len(drafts.tokens) // 4)
+        buffers.reserve(rows, most)
+        total, nodes, branches = resolve_rows(
+            slots,
+            u8(plan.kinds),
+            i32(plan.q_caps),
+            i32(plan.starts),
+            tokens,
+            None if drafts is None else i32(drafts.counts),
+            None if drafts is None else i32(drafts.tokens),
+            None if drafts is None else i32(drafts.parents),
+            state.seq_lens.numpy(),
+            state.last_tokens.numpy(),
+            self._vocab_size,
+            buffers.starts,
+            buffers.q_lens,
+            buffers.input_ids,
+            buffers.parents,
+            buffers.node_cu,
+            buffers.logits_index,
+            buffers.depths,
+        )
+        assemble(
+            slots,
+            buffers.q_lens[:rows],
+            buffers.starts[:rows],
+            buffers.parents[:total] if branches else None,
+            state.page_table.numpy(),
+            self._kv.page_size,
+            buffers.positions,
+            buffers.kv_slots,
+            buffers.row_of_token,
+            buffers.cu_q,
+            buffers.kv_lens,
+            buffers.tree_bits,
+            buffers.is_tree,
+        )
+        batch = buffers.batch(rows, total, nodes, self._pages_of(slots))
+        return Drafted(batch, slots, branches)
+
+    def _pages_of(self, slots: I32) -> torch.Tensor:
+        """int32[R, P] page-table rows, as wide as the longest row needs."""
+        rows = len(slots)
+        page_table = self.state.page_table
+        if rows == 1:
+            return page_table.narrow(0, int(slots[0]), 1)
+        longest = int(self._buffers.kv_lens[:rows].max())
+        width = -(-longest // self._kv.page_size)
+        return torch.from_numpy(page_table.numpy()[slots, :width])
+
+    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Segment F: float32[N, V] logits of the step's nodes."""
+        hidden = self._model.forward(batch, self._kv)
+        nodes = batch.logits_index.shape[0]
+        if nodes == 0:
+            return hidden.new_empty(0, self._vocab_size, dtype=torch.float32)
+        if nodes != hidden.shape[0]:
+            hidden = hidden.index_select(0, batch.logits_index)
+        return self._model.logits(hidden)
+
+    def _accept(
+        self, plan: StepPlan, drafts: HostDrafts | None, drafted: Drafted, logits: torch.Tensor
+    ) -> StepResult:
+        """Segment A: processors, acceptance, KV compaction, the slots' new state."""
+        buffers, state = self._buffers, self.state
+        slots, rows = drafted.slots, len(drafted.slots)
+        features = state.sampling.features[slots]
+        node_cu = buffers.node_cu[: rows + 1]
+        targets = choose_targets(
+            logits, drafted.batch, slots, node_cu, state.sampling, state.out_counts
+        )
+        total = accept(targets, slots, drafted.branches, buffers, state, self._kv)
+        accept_lens = buffers.accept_lens[:rows]
+        logprobs: tuple[RowLogprobs, ...] = ()
+        if (features & (Feature.PENALTIES | Feature.LOGPROBS)).any():
+            self._count_emitted(slots, (features & Feature.PENALTIES) != 0)
+            logprobs = collect_logprobs(
+                logits,
+                slots,
+                node_cu,
+                buffers.accept_cu[: rows + 1],
+                buffers.accept_idx,
+                buffers.emitted,
+                state.sampling,
+            )
+        errors: tuple[RowError, ...] = ()
+        if total < rows:
+            bad = np.flatnonzero((accept_lens == 0) & (np.diff(node_cu) > 0)).tolist()
+            errors = tuple(RowError(row, _BAD_LOGITS) for row in bad)
+        return StepResult(
+            step=plan.step,
+            accept_lens=accept_lens.tobytes(),
+            tokens=buffers.emitted[:total].tobytes(),
+            proposed=bytes(4 * rows) if drafts is None else drafts.counts,
+            depths=buffers.depths[:rows].tobytes(),
+            logprobs=logprobs,
+            errors=errors,
+            batch_tokens=int(drafted.batch.input_ids.shape[0]),
+        )
+
+    def _count_emitted(self, slots: I32, penalized: np.ndarray) -> None:
+        """Add what rows with penalties emitted to their token counts."""
+        rows = np.flatnonzero(penalized)
+        if not len(rows):
+            return
+        buffers = self._buffers
+        row_of = np.repeat(np.arange(len(slots)), buffers.accept_lens[: len(slots)])
+        chosen = np.flatnonzero(penalized[row_of])
+        device = self.state.seq_lens.device
+        self.state.sampling.counts.add(
+            torch.from_numpy(slots[row_of[chosen]].astype(np.int64)).to(device),
+            torch.from_numpy(buffers.emitted[chosen].astype(np.int64)).to(device),
+        )

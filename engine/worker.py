@@ -1,0 +1,144 @@
+"""The worker: a thread that runs launched steps in order, so that planning overlaps them."""
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+import torch
+
+from ..engine_core.plan import HostDrafts, StepPlan, StepResult
+from ..engine_core.worker import WorkerFailed, WorkerInfo
+from .measure import StepTimer
+from .step import StepRunner
+
+
+class _Failure(str):
+    """Traceback text of what ended the thread."""
+
+
+class TorchWorker:
+    """The :class:`~outrider.engine_core.worker.Worker` of one device, in one process.
+
+    ``launch``, ``upload_drafts`` and ``collect`` are called from one thread. An exception in a
+    step ends the worker: that ``collect`` and all later ones raise WorkerFailed with its
+    traceback.
+    """
+
+    def __init__(self, info: WorkerInfo, runner: StepRunner, timer: StepTimer) -> None:
+        self._info = info
+        self._runner = runner
+        self._timer = timer
+        self._jobs: SimpleQueue[StepPlan | Callable[[], None] | None] = SimpleQueue()
+        self._drafts: SimpleQueue[HostDrafts | None] = SimpleQueue()
+        self._results: SimpleQueue[StepResult | _Failure] = SimpleQueue()
+        self._failure: _Failure | None = None
+        self._thread = threading.Thread(target=self._loop, name="outrider-worker", daemon=True)
+        self._thread.start()
+
+    def info(self) -> WorkerInfo:
+        """Sizes that the core plans with."""
+        return self._info
+
+    def measure(self, batch_tokens: Sequence[int]) -> list[float]:
+        """T(batch tokens): seconds of a verify step of each size; only while idle."""
+        times: list[float] = []
+        self._call(lambda: times.extend(self._timer.measure(batch_tokens)))
+        return times
+
+    def launch(self, plan: StepPlan) -> None:
+        """Queue a step; a late-bound one waits for its drafts."""
+        self._jobs.put(plan)
+
+    def upload_drafts(self, drafts: HostDrafts) -> None:
+        """Give the drafts of the oldest launched late-bound step that lacks them."""
+        self._drafts.put(drafts)
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest launched step. Raises WorkerFailed."""
+        if self._failure is None:
+            result = self._results.get()
+            if isinstance(result, StepResult):
+                return result
+            self._failure = result
+        raise WorkerFailed(f"the worker failed:\n{self._failure}")
+
+    def reset(self) -> None:
+        """Forget every slot (only while idle); KV contents become meaningless."""
+        self._call(self._runner.state.reset)
+
+    def shutdown(self) -> None:
+        """Stop after the steps already launched; idempotent."""
+        self._jobs.put(None)
+        self._drafts.put(None)
+        self._thread.join()
+
+    def _call(self, work: Callable[[], None]) -> None:
+        """Run ``work`` on the worker's thread and wait for it."""
+        failures: list[str] = []
+        done = threading.Event()
+
+        def job() -> None:
+            try:
+                work()
+            except Exception:
+                failures.append(traceback.format_exc())
+            done.set()
+
+        if self._thread.is_alive():
+            self._jobs.put(job)
+            while not done.wait(1.0):
+                if not self._thread.is_alive():
+                    raise WorkerFailed("the worker has stopped")
+        else:
+            raise WorkerFailed("the worker has stopped")
+        if failures:
+            raise WorkerFailed(f"the worker failed:\n{failures[0]}")
+
+    @torch.inference_mode()
+    def _loop(self) -> None:
+        try:
+            while (job := self._jobs.get()) is not None:
+                if not isinstance(job, StepPlan):
+                    job()
+                    continue
+                result = self._step(job)
+                if result is None:
+                    break
+                self._results.put(result)
+        except Exception:
+            self._results.put(_Failure(traceback.format_exc()))
+        else:
+            self._results.put(_Failure("it was shut down"))
+
+    def _step(self, plan: StepPlan) -> StepResult | None:
+        """Run one step; None if the worker was shut down while it waited for drafts."""
+        drafts: HostDrafts | None = None
+        began = time.perf_counter_ns()
+        wait_ns = 0
+        if plan.late_bound:
+            drafts = self._drafts.get()
+            wait_ns = time.perf_counter_ns() - began
+            if drafts is None:
+                return None
+            if drafts.step != plan.step:
+                raise ValueError(f"drafts of step {drafts.step} came for step {plan.step}")
+        result = self._runner.run(plan, drafts)
+        busy_ns = time.perf_counter_ns() - began - wait_ns
+        return _timed(result, busy_ns, wait_ns)
+
+
+def _timed(result: StepResult, busy_ns: int, wait_ns: int) -> StepResult:
+    return StepResult(
+        result.step,
+        result.accept_lens,
+        result.tokens,
+        result.proposed,
+        result.depths,
+        result.logprobs,
+        result.errors,
+        busy_ns,
+        result.batch_tokens,
+        wait_ns,
+    )

@@ -1,0 +1,7 @@
+"""`greedy_argmax` for CPU tensors' arrays: one vectorised pass over the logits."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+def greedy_argmax(logits: NDArray[np.float32], ids_out: NDArray[np.int64]) -> None:
+    """Write each row's id of the largest logit, -1 if the row has a NaN or an infinity."""
