@@ -1,0 +1,43 @@
+from libc.stdint cimport int32_t, int64_t
+
+from .page_allocator cimport PageAllocator
+
+# One request in a slot. `length`: committed tokens, the prompt included. `target`: tokens that
+# prefill computes; `filled` of them are planned. `emits`: most tokens that the newest row may
+# still add, 0 once its result is in.
+cdef struct Entry:
+    bint open
+    bint sure_length
+    bint drafts
+    int32_t length
+    int32_t max_total
+    int32_t target
+    int32_t filled
+    int32_t emits
+    int32_t held
+    int32_t room
+    int64_t last_step
+    int32_t *pages
+
+cdef class Ints:
+    cdef int32_t *data
+    cdef Py_ssize_t size
+    cdef Py_ssize_t room
+
+    cdef int push(self, int32_t value) except -1
+    cdef bytes take(self)
+
+cdef class RequestTable:
+    cdef int32_t _max_slots
+    cdef int32_t _page_size
+    cdef Entry *_entries
+    cdef Ints _slots
+    cdef Ints _q_caps
+    cdef Ints _page_slots
+    cdef Ints _page_indexes
+    cdef Ints _page_ids
+
+    cdef Entry *_entry(self, int64_t slot) except NULL
+    cdef int _append_page(self, Entry *entry, int32_t page) except -1
+    cdef int32_t _width(self, Entry *entry, int32_t cap) noexcept nogil
+    cdef int32_t _lacks(self, Entry *entry, int32_t width) noexcept nogil

@@ -1,0 +1,379 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: initializedcheck=False, auto_pickle=False, autotestdict=False, embedsignature=False
+"""Per-slot columns of running requests: lengths, bounds and page-table rows.
+
+While a row is in flight the host knows a request's length only within
+`length .. length + emits`; every bound below is taken at the upper end, where a row's bonus token
+stands at position `length + emits - 1`.
+"""
+
+from collections import namedtuple
+
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport calloc, free, realloc
+
+from .page_allocator cimport PageAllocator
+
+import numpy as np
+
+DecodeRows = namedtuple(
+    "DecodeRows",
+    ("slots", "q_caps", "page_slots", "page_indexes", "page_ids", "held_back"),
+    module=__name__,
+)
+SlotState = namedtuple(
+    "SlotState",
+    ("length", "max_total", "target", "filled", "emits", "held", "last_step"),
+    module=__name__,
+)
+
+
+@cython.final
+cdef class Ints:
+    """Growing int32 buffer whose memory is kept from step to step."""
+
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef int push(self, int32_t value) except -1:
+        cdef int32_t *data
+        if self.size == self.room:
+            data = <int32_t *>realloc(self.data, (2 * self.room + 64) * sizeof(int32_t))
+            if data is NULL:
+                raise MemoryError("no memory for the rows of a step")
+            self.data = data
+            self.room = 2 * self.room + 64
+        self.data[self.size] = value
+        self.size += 1
+        return 0
+
+    cdef bytes take(self):
+        """The contents as bytes; the buffer is empty afterwards."""
+        cdef bytes out = PyBytes_FromStringAndSize(
+            <char *>self.data, self.size * <Py_ssize_t>sizeof(int32_t)
+        )
+        self.size = 0
+        return out
+
+
+@cython.final
+cdef class RequestTable:
+    """What planning and commit touch for every row of every step.
+
+    A slot index out of range or not open raises ValueError in every method.
+    """
+
+    def __cinit__(self, int32_t max_slots, int32_t page_size):
+        if max_slots < 1 or page_size < 1:
+            raise ValueError(f"max_slots {max_slots} and page_size {page_size} must be 1 or more")
+        self._max_slots = max_slots
+        self._page_size = page_size
+        self._entries = <Entry *>calloc(max_slots, sizeof(Entry))
+        if self._entries is NULL:
+            raise MemoryError(f"no memory for {max_slots} slots")
+        self._slots = Ints()
+        self._q_caps = Ints()
+        self._page_slots = Ints()
+        self._page_indexes = Ints()
+        self._page_ids = Ints()
+
+    def __dealloc__(self):
+        cdef int32_t i
+        if self._entries is not NULL:
+            for i in range(self._max_slots):
+                free(self._entries[i].pages)
+        free(self._entries)
+
+    cdef Entry *_entry(self, int64_t slot) except NULL:
+        if slot < 0 or slot >= self._max_slots or not self._entries[slot].open:
+            raise ValueError(f"slot {slot} is not open")
+        return &self._entries[slot]
+
+    cdef int _append_page(self, Entry *entry, int32_t page) except -1:
+        cdef int32_t *pages
+        if entry.held == entry.room:
+            pages = <int32_t *>realloc(entry.pages, (2 * entry.room + 8) * sizeof(int32_t))
+            if pages is NULL:
+                raise MemoryError("no memory for a page-table row")
+            entry.pages = pages
+            entry.room = 2 * entry.room + 8
+        entry.pages[entry.held] = page
+        entry.held += 1
+        return 0
+
+    cdef int32_t _width(self, Entry *entry, int32_t cap) noexcept nogil:
+        """Query tokens of the next verify row: none once the row in flight must end the request."""
+        cdef int32_t left = entry.max_total - entry.length - (1 if entry.emits > 0 else 0)
+        return max(0, min(cap, left))
+
+    cdef int32_t _lacks(self, Entry *entry, int32_t width) noexcept nogil:
+        """Pages missing for a verify row of `width` tokens, wherever it will start."""
+        cdef int32_t end = entry.length + entry.emits - 1 + width
+        return max(0, (end + self._page_size - 1) // self._page_size - entry.held)
+
+    @property
+    def max_slots(self):
+        """Slots, open or not."""
+        return self._max_slots
+
+    def open(
+        self,
+        int32_t slot,
+        int32_t length,
+        int32_t max_total,
+        const int32_t[::1] pages not None,
+        int32_t filled,
+        bint sure_length,
+        bint drafts,
+    ):
+        """Put a request of `length` known tokens with its pages (int32 [n]) into a slot.
+
+        The KV of the first `filled` tokens is in place. At `max_total` tokens the request ends;
+        with `sure_length` it is known to get there. `drafts`: it may have some. Raises ValueError for an open slot, and where
+        the pages do not hold the tokens.
+        """
+        cdef Py_ssize_t i
+        cdef Entry *entry
+        if slot < 0 or slot >= self._max_slots:
+            raise ValueError(f"slot {slot} is outside 0..{self._max_slots - 1}")
+        if self._entries[slot].open:
+            raise ValueError(f"slot {slot} is open already")
+        if not 0 <= filled < length <= max_total:
+            raise ValueError(f"filled {filled}, length {length}, max_total {max_total} must ascend")
+        if pages.shape[0] * <int64_t>self._page_size < length:
+            raise ValueError(f"{pages.shape[0]} pages cannot hold {length} tokens")
+        entry = &self._entries[slot]
+        entry.open = True
+        entry.sure_length = sure_length
+        entry.drafts = drafts
+        entry.length = length
+        entry.max_total = max_total
+        entry.target = length
+        entry.filled = filled
+        entry.emits = 0
+        entry.held = 0
+        entry.last_step = 0
+        for i in range(pages.shape[0]):
+            self._append_page(entry, pages[i])
+
+    def close(self, int32_t slot):
+        """Forget the request; its pages are the caller's to free."""
+        self._entry(slot).open = False
+
+    def is_open(self, int32_t slot):
+        """Whether the slot holds a request."""
+        return 0 <= slot < self._max_slots and self._entries[slot].open
+
+    def state(self, int32_t slot):
+        """Columns of an open slot."""
+        cdef Entry *e = self._entry(slot)
+        return SlotState(
+            e.length, e.max_total, e.target, e.filled, e.emits, e.held, e.last_step
+        )
+
+    def last_step(self, int32_t slot):
+        """Newest step that has a row of this slot; 0 when none had."""
+        return self._entry(slot).last_step
+
+    def length(self, int32_t slot):
+        """Committed tokens, the prompt included."""
+        return self._entry(slot).length
+
+    def held(self, int32_t slot):
+        """Pages in the slot's page-table row."""
+        return self._entry(slot).held
+
+    def pages(self, int32_t slot):
+        """The slot's page-table row, int32 [held], a copy."""
+        cdef Entry *entry = self._entry(slot)
+        cdef int32_t i
+        out = np.empty(entry.held, np.int32)
+        cdef int32_t[::1] view = out
+        for i in range(entry.held):
+            view[i] = entry.pages[i]
+        return out
+
+    def unfilled(self, int32_t slot):
+        """Tokens that prefill has yet to plan."""
+        cdef Entry *entry = self._entry(slot)
+        return entry.target - entry.filled
+
+    def valid_kv(self, int32_t slot):
+        """Leading tokens whose KV is right once no row is in flight.
+
+        The newest token of a decoding request has none yet.
+        """
+        cdef Entry *entry = self._entry(slot)
+        if entry.filled < entry.target:
+            return entry.filled
+        return max(entry.target, entry.length - 1)
+
+    def decodable(self, const int32_t[::1] slots not None):
+        """Those of the slots (int32 [n]) whose row in flight, if any, need not end the request."""
+        cdef Py_ssize_t i, n = 0
+        out = np.empty(slots.shape[0], np.int32)
+        cdef int32_t[::1] view = out
+        for i in range(slots.shape[0]):
+            if self._width(self._entry(slots[i]), 1) > 0:
+                view[n] = slots[i]
+                n += 1
+        return out if n == slots.shape[0] else out[:n]
+
+    def draft_room(self, const int32_t[::1] slots not None, int32_t limit):
+        """Most drafts, up to `limit`, of each slot's next row, int32 [n]: those that the length
+        cap leaves beside the bonus token, or -1 for a request that wants none.
+        """
+        cdef Py_ssize_t i
+        cdef Entry *entry
+        out = np.empty(slots.shape[0], np.int32)
+        cdef int32_t[::1] view = out
+        for i in range(slots.shape[0]):
+            entry = self._entry(slots[i])
+            view[i] = max(0, self._width(entry, limit + 1) - 1) if entry.drafts else -1
+        return out
+
+    def bind_room(
+        self, const int32_t[::1] slots not None, const int32_t[::1] q_caps not None
+    ):
+        """Drafts that each slot's newest row of `q_caps` (int32 [n]) tokens may hold, int32 [n].
+
+        To be asked when all earlier results are in. None for a request that ended.
+        """
+        cdef Py_ssize_t i
+        cdef Entry *entry
+        out = np.empty(slots.shape[0], np.int32)
+        cdef int32_t[::1] view = out
+        for i in range(slots.shape[0]):
+            entry = self._entry(slots[i])
+            view[i] = 0
+            if entry.drafts:
+                view[i] = max(0, min(q_caps[i], entry.max_total - entry.length) - 1)
+        return out
+
+    def stop_drafts(self, int32_t slot):
+        """The request ends or leaves: its rows in flight get no drafts any more."""
+        self._entry(slot).drafts = False
+
+    def plan_chunk(self, int32_t slot, int32_t count, int64_t step, int32_t emits):
+        """Plan `count` more prefill tokens; return the first one's position.
+
+        `emits` is 1 for the last chunk of a request that generates, else 0.
+        """
+        cdef Entry *entry = self._entry(slot)
+        cdef int32_t start = entry.filled
+        if not 0 < count <= entry.target - start:
+            raise ValueError(f"a chunk of {count} tokens; {entry.target - start} are left")
+        if step <= entry.last_step:
+            raise ValueError(f"step {step} is not after step {entry.last_step}")
+        entry.filled += count
+        entry.emits = emits
+        entry.last_step = step
+        return start
+
+    def settle(self, int32_t slot, int32_t kept, int64_t step):
+        """Account for the result of this slot's row of `step`, which kept `kept` tokens."""
+        cdef Entry *entry = self._entry(slot)
+        if kept < 0 or entry.length + kept > entry.max_total:
+            raise ValueError(f"{kept} more tokens exceed the cap of {entry.max_total}")
+        entry.length += kept
+        if entry.last_step == step:
+            entry.emits = 0
+
+    def expected_pages(self, const int32_t[::1] slots not None, double ratio, int32_t clip):
+        """Pages that the requests may still ask for, `ratio` of what they could at most.
+
+        At most `clip` tokens of each are looked at; a request that surely uses all of its cap
+        counts in full.
+        """
+        cdef Py_ssize_t i
+        cdef int64_t total = 0
+        cdef int32_t end
+        cdef Entry *entry
+        for i in range(slots.shape[0]):
+            entry = self._entry(slots[i])
+            end = min(entry.max_total - entry.length, clip)
+            if not entry.sure_length:
+                end = <int32_t>(end * ratio)
+            end = (entry.length + end + self._page_size - 1) // self._page_size
+            total += max(0, end - entry.held)
+        return total
+
+    def lacking_pages(
+        self, const int32_t[::1] slots not None, const int32_t[::1] caps not None
+    ):
+        """Pages that `plan_decode` would take for these rows."""
+        cdef Py_ssize_t i
+        cdef int64_t total = 0
+        cdef int32_t width
+        cdef Entry *entry
+        for i in range(slots.shape[0]):
+            entry = self._entry(slots[i])
+            width = self._width(entry, caps[i])
+            if width > 0:
+                total += self._lacks(entry, width)
+        return total
+
+    def plan_decode(
+        self,
+        int64_t step,
+        const int32_t[::1] slots not None,
+        const int32_t[::1] caps not None,
+        PageAllocator allocator not None,
+    ):
+        """Plan a verify row for each slot (int32 [n]) of at most `caps` (int32 [n]) tokens.
+
+        A slot gets no row when the one in flight must end its request, and is held back when the
+        allocator lacks pages for it. Rows keep the order of `slots`.
+        """
+        cdef Py_ssize_t i
+        cdef int32_t width, lacks, held_back = 0
+        cdef Entry *entry
+        for i in range(slots.shape[0]):
+            entry = self._entry(slots[i])
+            if step <= entry.last_step:
+                raise ValueError(f"step {step} is not after step {entry.last_step}")
+            width = self._width(entry, caps[i])
+            if width == 0:
+                continue
+            lacks = self._lacks(entry, width)
+            if lacks > allocator._top:
+                held_back += 1
+                continue
+            while lacks > 0:
+                self._page_slots.push(slots[i])
+                self._page_indexes.push(entry.held)
+                self._append_page(entry, allocator.take())
+                self._page_ids.push(entry.pages[entry.held - 1])
+                lacks -= 1
+            entry.emits = width
+            entry.last_step = step
+            self._slots.push(slots[i])
+            self._q_caps.push(width)
+        return DecodeRows(
+            self._slots.take(), self._q_caps.take(), self._page_slots.take(),
+            self._page_indexes.take(), self._page_ids.take(), held_back,
+        )
+
+    def corrupt_for_test(self, int32_t slot, str kind):
+        """Damage the state so that a test can see a checker notice.
+
+        Kinds: "length", "page" (the first page becomes another), "held" (loses the last page),
+        "filled", "emits", "max_total".
+        """
+        cdef Entry *entry = self._entry(slot)
+        if kind == "length":
+            entry.length += 1
+        elif kind == "page":
+            entry.pages[0] += 1
+        elif kind == "held":
+            entry.held -= 1
+        elif kind == "filled":
+            entry.filled = entry.target + 1
+        elif kind == "emits":
+            entry.emits += 1
+        elif kind == "max_total":
+            entry.max_total = entry.length - 1
+        else:
+            raise ValueError(f"unknown kind of damage {kind!r}")

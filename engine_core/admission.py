@@ -1,0 +1,99 @@
+"""Which waiting request may start: slots, pages for its tokens, and an estimate of new ones."""
+
+from typing import final
+
+import numpy as np
+
+from .prefix_cache import PrefixCache
+from .queue import WaitingQueue
+from .request import Request, Running, Waiting
+from .running_batch import RunningBatch
+
+CLIP_NEW_TOKENS = 4096  # new tokens of one request that are looked at, at most
+INITIAL_RATIO = 0.7
+FLOOR_RATIO = 0.14 * INITIAL_RATIO
+DECAY_STEPS = 600
+RETRACT_LOOKAHEAD = 20  # tokens a request that a retraction must leave room for
+
+
+@final
+class NewTokenRatio:
+    """Expected share of the allowed new tokens that running requests will really need.
+
+    It falls with every decode step that went well and jumps up when pages ran out.
+    """
+
+    def __init__(self) -> None:
+        self.value = INITIAL_RATIO
+
+    def decay(self) -> None:
+        """A decode step found its pages."""
+        step = (INITIAL_RATIO - FLOOR_RATIO) / DECAY_STEPS
+        self.value = max(FLOOR_RATIO, self.value - step)
+
+    def retracted(self, generated: int, allowed: int, running: int) -> None:
+        """Pages ran out; ``generated`` of ``allowed`` tokens came from the ``running`` left."""
+        self.value = min(1.0, (generated + RETRACT_LOOKAHEAD * running) / (allowed + 1))
+
+    def reset(self) -> None:
+        """Nothing runs: start again."""
+        self.value = INITIAL_RATIO
+
+
+@final
+class Admission:
+    """Moves the next waiting request into a slot, or says that it has to wait."""
+
+    def __init__(
+        self, cache: PrefixCache, queue: WaitingQueue, batch: RunningBatch, max_running: int
+    ) -> None:
+        self._cache = cache
+        self._queue = queue
+        self._batch = batch
+        self._max_running = max_running
+        self.ratio = NewTokenRatio()
+
+    def next_waiting(self) -> Waiting | None:
+        """Whom the queue's policy puts first."""
+        return self._queue.next(self._cached_length)
+
+    def slot_free(self) -> bool:
+        """Whether one more request may run."""
+        return len(self._batch) < self._max_running and bool(self._batch.free_slots)
+
+    def admit(self, waiting: Waiting) -> tuple[Running, int] | None:
+        """Start ``waiting``; return it and its cached tokens, or None where it does not fit.
+
+        One token at least is computed, so the match leaves out the last one. With nothing
+        running only its present tokens have to fit: it was checked to fit alone.
+        """
+        if not self.slot_free():
+            return None
+        request = waiting.request
+        length = request.length
+        match = self._cache.match(request.tokens(), request.salt, length - 1)
+        # Locked before counting: its pages are not evictable any more.
+        self._cache.lock(match.node)
+        demand = self.demand(request, self._batch.running, len(match.pages))
+        if demand > self._cache.available:
+            self._cache.unlock(match.node)
+            return None
+        pages = self._cache.alloc(self._cache.pages_for(length) - len(match.pages))
+        assert pages is not None, "admission counted pages that are not there"
+        self._queue.admitted(waiting)
+        return self._batch.enter(waiting, match, pages), match.length
+
+    def demand(self, request: Request, running: list[Running], cached_pages: int) -> int:
+        """Pages that must be available for ``request`` to start beside ``running``."""
+        need = self._cache.pages_for(request.length) - cached_pages
+        if not running:
+            return need
+        new = min(request.max_total - request.length, CLIP_NEW_TOKENS)
+        growth = self._cache.pages_for(request.length + new) - need - cached_pages
+        slots = np.array([r.slot for r in running], dtype=np.int32)
+        table = self._batch.table
+        return need + growth + table.expected_pages(slots, self.ratio.value, CLIP_NEW_TOKENS)
+
+    def _cached_length(self, waiting: Waiting) -> int:
+        request = waiting.request
+        return self._cache.match(request.tokens(), request.salt, request.length - 1).length

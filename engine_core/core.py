@@ -1,0 +1,215 @@
+"""The engine core: one scheduler, one worker, and the iteration that overlaps the two."""
+
+import os
+from time import perf_counter_ns, thread_time_ns
+from typing import Protocol, final
+
+from .checks import check_all
+from .config import CoreConfig
+from .host_drafter import HostDrafter
+from .late_drafts import DraftPolicy, LateDrafts
+from .messages import CoreStats, GenerateRequest, RequestOutput
+from .plan import StepPlan, StepResult
+from .refusal import Refused
+from .scheduler import Scheduler
+from .tail_decoder import TailDecoder
+from .worker import Worker
+
+
+class Recorder(Protocol):
+    """Records what reaches the core and what it decides."""
+
+    def submit(self, message: GenerateRequest) -> None:
+        """A request was accepted."""
+        ...
+
+    def abort(self, rid: str) -> None:
+        """A request was aborted."""
+        ...
+
+    def plan(self, plan: StepPlan) -> None:
+        """A step was planned."""
+        ...
+
+    def result(self, result: StepResult) -> None:
+        """A step's result came."""
+        ...
+
+
+@final
+class EngineCore:
+    """Drives a worker through the scheduler's steps.
+
+    With overlap, a call of ``step`` plans and launches step n+1 while step n runs, then waits for
+    the result of step n; without, for that of the step it launched. Drafts that wait for a
+    result are proposed and uploaded before anything else is done with it.
+    """
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        worker: Worker,
+        *,
+        host_drafter: HostDrafter | None = None,
+        tail: TailDecoder | None = None,
+        controller: DraftPolicy | None = None,
+        trace: Recorder | None = None,
+        check: bool | None = None,
+    ) -> None:
+        """``check`` None follows the environment's OUTRIDER_CHECK. Raises ValueError unless a
+        host drafter comes with a controller.
+        """
+        if (host_drafter is None) != (controller is None):
+            raise ValueError("a host drafter and a length controller come together")
+        self.config = config
+        self.scheduler = Scheduler(config, tail=tail, policy=controller)
+        self._worker = worker
+        self._overlap = not config.engine.disable_overlap_schedule
+        self._check = os.environ.get("OUTRIDER_CHECK") == "1" if check is None else check
+        self._trace = trace
+        self._drafts: LateDrafts | None = None
+        if host_drafter is not None and controller is not None:
+            self._drafts = LateDrafts(
+                host_drafter, controller, self.scheduler.batch, self.scheduler.counters, config
+            )
+        self._plan_ns = 0
+        self._commit_ns = 0
+        self._propose_ns = 0
+        self._draft_wait_ns = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` has something to do."""
+        return self.scheduler.has_work
+
+    def submit(self, message: GenerateRequest) -> Refused | None:
+        """Queue a request, or say why it is not served."""
+        refused = self.scheduler.submit(message)
+        if refused is None and self._trace is not None:
+            self._trace.submit(message)
+        return refused
+
+    def abort(self, rid: str) -> bool:
+        """End the request of exactly this id; False if there is none."""
+        found = self.scheduler.abort(rid)
+        if found and self._trace is not None:
+            self._trace.abort(rid)
+        return found
+
+    def step(self) -> list[RequestOutput]:
+        """One iteration. Raises WorkerFailed; ``fail_all`` is then due."""
+        flights = self.scheduler.flights
+        launched = self._launch()
+        if launched and len(flights) == 1:
+            self._bind()
+        if flights and not (launched and self._overlap and len(flights) == 1):
+            outputs = self._collect()
+        else:
+            outputs = self.scheduler.take_news()
+        if self._check:
+            check_all(self.scheduler)
+        return outputs
+
+    def flush_cache(self) -> Refused | None:
+        """Empty the radix cache and forget the learned n-grams; refused unless idle."""
+        if not self.scheduler.idle:
+            return Refused("flush_cache", "requests are open; try again when all are done")
+        self.scheduler.cache.flush()
+        self._worker.reset()
+        if self._drafts is not None:
+            self._drafts.flush()
+        return None
+
+    def fail_all(self, message: str) -> list[RequestOutput]:
+        """End every open request with status 500, after the worker failed."""
+        return self.scheduler.fail_all(message)
+
+    def stats(self, call: int) -> CoreStats:
+        """Gauges and counters now, as the answer to ``call``."""
+        scheduler, counters = self.scheduler, self.scheduler.counters
+        tree = scheduler.cache.tree
+        return CoreStats(
+            call=call,
+            running=len(scheduler.batch),
+            waiting=len(scheduler.queue),
+            free_pages=scheduler.cache.allocator.free_pages,
+            total_pages=scheduler.cache.total,
+            cached_pages=tree.total_pages,
+            steps=counters.steps,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            cached_tokens=counters.cached_tokens,
+            retractions=counters.retractions,
+            aborts=counters.aborts,
+            finished=counters.finished,
+            spec_drafts=counters.spec_drafts,
+            spec_draft_tokens=counters.spec_draft_tokens,
+            spec_accepted_tokens=counters.spec_accepted_tokens,
+            spec_accepted_per_pos=tuple(counters.accepted_per_pos),
+            spec_drafted_per_pos=tuple(counters.drafted_per_pos),
+            spec_verify_tokens=counters.spec_verify_tokens,
+            plain_rows=counters.plain_rows,
+            draft_invalid=counters.draft_invalid,
+            plan_cpu=self._plan_ns * 1e-9,
+            commit_cpu=self._commit_ns * 1e-9,
+            propose_cpu=self._propose_ns * 1e-9,
+            worker_busy=counters.worker_busy_ns * 1e-9,
+            wait_for_drafts=self._draft_wait_ns * 1e-9,
+            ngram_nodes=0 if self._drafts is None else self._drafts.nodes,
+            evicted_pages=scheduler.cache.evicted_pages,
+        )
+
+    def _launch(self) -> bool:
+        """Plan and launch a step, if there is one."""
+        began = thread_time_ns()
+        plan = self.scheduler.plan()
+        self._plan_ns += thread_time_ns() - began
+        if plan is None:
+            return False
+        if self._trace is not None:
+            self._trace.plan(plan)
+        self._worker.launch(plan)
+        if self._drafts is not None:
+            began = thread_time_ns()
+            self._drafts.plan_made(plan)
+            self._propose_ns += thread_time_ns() - began
+        return True
+
+    def _collect(self) -> list[RequestOutput]:
+        """Take the oldest step's result; drafts for the next one go out before the outputs."""
+        self._shadow()
+        result = self._worker.collect()
+        arrived = perf_counter_ns()
+        if self._trace is not None:
+            self._trace.result(result)
+        began = thread_time_ns()
+        committed = self.scheduler.apply(result)
+        self._commit_ns += thread_time_ns() - began
+        if self._drafts is not None:
+            began = thread_time_ns()
+            self._drafts.committed(result, committed)
+            self._propose_ns += thread_time_ns() - began
+        if self._bind():
+            self._draft_wait_ns += perf_counter_ns() - arrived
+        began = thread_time_ns()
+        outputs = self.scheduler.outputs(committed)
+        self._commit_ns += thread_time_ns() - began
+        return outputs
+
+    def _bind(self) -> bool:
+        """Upload the drafts of the only step in flight, if it waits for them."""
+        flights = self.scheduler.flights
+        if not flights or self._drafts is None or not flights[0].plan.late_bound:
+            return False
+        began = thread_time_ns()
+        drafts = self._drafts.bind(flights[0])
+        self._worker.upload_drafts(drafts)
+        self._propose_ns += thread_time_ns() - began
+        return True
+
+    def _shadow(self) -> None:
+        flight = self.scheduler.flights[0]
+        if self._drafts is not None and not flight.plan.late_bound:
+            began = thread_time_ns()
+            self._drafts.shadow(flight)
+            self._propose_ns += thread_time_ns() - began

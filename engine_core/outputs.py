@@ -1,0 +1,31 @@
+"""What clients are told of a request."""
+
+from .messages import FinishReason, RequestOutput
+from .request import Request
+
+
+def progress_output(request: Request, stream_interval: int) -> RequestOutput | None:
+    """News of a request: all of it at the end, before that only what is due in a stream.
+
+    The first tokens of a stream come at once, the next after ``stream_interval`` tokens.
+    """
+    progress = request.progress
+    if progress.finish is not None:
+        return finish_output(request)
+    waiting = len(progress.tokens) - progress.sent
+    if not request.stream or waiting == 0 or (progress.sent > 0 and waiting < stream_interval):
+        return None
+    tokens, logprobs = progress.take_new()
+    return RequestOutput(request.rid, tokens, logprobs)
+
+
+def finish_output(request: Request) -> RequestOutput:
+    """The last output of a finished request."""
+    progress = request.progress
+    tokens, logprobs = progress.take_new()
+    return RequestOutput(request.rid, tokens, logprobs, progress.finish, progress.stats())
+
+
+def refusal_output(rid: str, finish: FinishReason) -> RequestOutput:
+    """The end of a request that the core no longer knows anything of."""
+    return RequestOutput(rid, b"", (), finish)

@@ -1,0 +1,299 @@
+"""The scheduler: all open requests, which rows the next step has, and what a result means.
+
+``plan`` and ``commit`` are deterministic functions of the state and their inputs. At most one
+step is in flight when a step is planned; of its verify rows only bounds are known.
+"""
+
+from collections import deque
+from typing import NamedTuple, final
+
+import numpy as np
+
+from .admission import Admission
+from .commit import LENGTH, Progress, commit_row, kept_drafts
+from .config import CoreConfig
+from .counters import Counters
+from .ids import I32, RequestId, RowKind
+from .intake import derive_seed, refuse_request, request_cap
+from .messages import FinishReason, GenerateRequest, RequestOutput
+from .outputs import finish_output, progress_output
+from .plan import StepPlan, StepResult
+from .prefix_cache import PrefixCache
+from .queue import WaitingQueue
+from .refusal import Refused
+from .request import Draining, Request, Running, Waiting
+from .running_batch import RunningBatch
+from .step_builder import Flight
+from .step_planner import OFF_REASONS, StepPlanner, StepPolicy
+from .step_rows import StepRows, read_result
+from .tail_decoder import TailDecoder
+
+QUEUE_FULL = "the queue is full ({limit} requests wait); try again later"
+
+
+class Committed(NamedTuple):
+    """What requests kept of one step: slots int32[M], counts int32[M], tokens int32 joined.
+
+    ``touched``: the requests that have news for their clients.
+    """
+
+    slots: I32
+    counts: I32
+    tokens: I32
+    touched: list[Request]
+
+
+@final
+class Scheduler:
+    """All open requests, the KV pages and the steps in flight."""
+
+    def __init__(
+        self, config: CoreConfig, *, tail: TailDecoder | None, policy: StepPolicy | None
+    ) -> None:
+        engine, worker = config.engine, config.worker
+        self.config = config
+        self.counters = Counters()
+        self.cache = PrefixCache(worker.num_pages, worker.page_size, not engine.disable_radix_cache)
+        self.batch = RunningBatch(self.cache, worker.max_slots)
+        self.queue = WaitingQueue(engine.schedule_policy, engine.enable_priority_scheduling)
+        self.admission = Admission(self.cache, self.queue, self.batch, config.max_running_requests)
+        self.flights: deque[Flight] = deque()
+        self.done_step = 0
+        self._planner = StepPlanner(
+            config, self.batch, self.admission, self.counters, policy, self._settle, self._end
+        )
+        self._tail = tail
+        self._eos = frozenset(worker.eos_ids)
+        self._step = 0
+        self._arrivals = 0
+        self._seeds = 0
+        self._news: list[RequestOutput] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would change anything."""
+        return bool(self.batch.states or self.flights or self._news)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is open and no step in flight."""
+        return not self.batch.states and not self.flights
+
+    def submit(self, message: GenerateRequest) -> Refused | None:
+        """Queue a request, or say why it is not served."""
+        if message.rid in self.batch.states:
+            return Refused("rid", f"{message.rid!r} is open already; use another id")
+        refused = refuse_request(message, self.config, self._tail is not None)
+        if refused is not None:
+            return refused
+        refused = self._make_room(message)
+        if refused is not None:
+            return refused
+        seed = message.params.seed
+        if seed is None:
+            seed = derive_seed(self.config.engine.random_seed, self._seeds)
+            self._seeds += 1
+        progress = Progress(
+            message.params,
+            len(message.prompt) // 4,
+            self.config.context_length,
+            self._eos,
+            self._tail,
+        )
+        cap = request_cap(message, self.config)
+        waiting = Waiting(Request(message, self._arrivals, seed, cap, progress))
+        self._arrivals += 1
+        self.batch.states[waiting.request.rid] = waiting
+        self.queue.push(waiting)
+        return None
+
+    def abort(self, rid: str, reason: FinishReason | None = None) -> bool:
+        """End the request of exactly this id, whatever its phase; False for an unknown one."""
+        state = self.batch.states.get(RequestId(rid))
+        if state is None:
+            return False
+        self.counters.aborts += 1
+        self._end(state, reason or FinishReason("abort", message="aborted by the client"))
+        self._settle()
+        return True
+
+    def plan(self) -> StepPlan | None:
+        """Plan the next step; None where no request can have a row."""
+        if len(self.flights) > 1:
+            raise RuntimeError("two steps are in flight; commit one before planning")
+        flight = self._planner.plan(self._step + 1)
+        if flight is None:
+            if self.idle:
+                self.admission.ratio.reset()
+            return None
+        self._step += 1
+        self.counters.steps += 1
+        self.flights.append(flight)
+        return flight.plan
+
+    def commit(self, result: StepResult) -> list[RequestOutput]:
+        """Apply the oldest step's result and return what clients are told.
+
+        Raises WorkerFailed when the result does not answer the plan.
+        """
+        committed = self.apply(result)
+        return self.outputs(committed)
+
+    def apply(self, result: StepResult) -> Committed:
+        """The part of ``commit`` that the next step's drafts wait for."""
+        flight = self.flights[0]
+        rows = read_result(flight, result, self.config.worker.vocab_size)
+        self.flights.popleft()
+        self.done_step = flight.plan.step
+        self.counters.worker_busy_ns += result.busy_ns
+        committed = self._apply_rows(flight, rows)
+        self._settle()
+        return committed
+
+    def outputs(self, committed: Committed) -> list[RequestOutput]:
+        """News of a commit, and of everything that ended since the last call."""
+        out = self._news
+        self._news = []
+        interval = self.config.engine.stream_interval
+        for request in committed.touched:
+            output = progress_output(request, interval)
+            if output is not None:
+                out.append(output)
+        return out
+
+    def take_news(self) -> list[RequestOutput]:
+        """Ends of requests since the last call, without a commit."""
+        out = self._news
+        self._news = []
+        return out
+
+    def fail_all(self, message: str) -> list[RequestOutput]:
+        """End every open request; the worker will answer nothing that is in flight."""
+        self.flights.clear()
+        self.done_step = self._step
+        for state in list(self.batch.states.values()):
+            self._end(state, FinishReason("abort", message=message, status=500))
+        self._settle()
+        self.cache.flush()
+        return self.take_news()
+
+    def _make_room(self, message: GenerateRequest) -> Refused | None:
+        """Refuse a request that finds the queue full, or end a waiting one of lower priority."""
+        limit = self.config.engine.max_queued_requests
+        if limit is None or len(self.queue) < limit:
+            return None
+        last = self.queue.last()
+        full = QUEUE_FULL.format(limit=limit)
+        if last.request.priority >= message.priority:
+            return Refused("max_queued_requests", full, 503)
+        self.counters.aborts += 1
+        self._end(last, FinishReason("abort", message=full, status=503))
+        return None
+
+    def _apply_rows(self, flight: Flight, rows: StepRows) -> Committed:
+        slots: list[int] = []
+        counts: list[int] = []
+        tokens: list[int] = []
+        touched: list[Request] = []
+        lens, all_tokens = rows.accept_lens.tolist(), rows.tokens.tolist()
+        at = 0
+        for row, slot in enumerate(flight.slots.tolist()):
+            run = all_tokens[at : at + lens[row]]
+            at += lens[row]
+            owner = self.batch.by_slot[slot]
+            assert owner is not None, "a slot with a row in flight was freed"
+            if owner.request.progress.finish is not None:
+                self.counters.dropped_rows += 1
+                continue
+            kept = self._apply_row(flight, rows, row, owner, run)
+            if kept:
+                slots.append(slot)
+                counts.append(kept)
+                tokens.extend(run[:kept])
+            if kept or owner.request.progress.finish is not None:
+                touched.append(owner.request)
+            if owner.request.progress.finish is not None:
+                self._leave(owner)
+        return Committed(
+            np.array(slots, dtype=np.int32),
+            np.array(counts, dtype=np.int32),
+            np.array(tokens, dtype=np.int32),
+            touched,
+        )
+
+    def _apply_row(
+        self, flight: Flight, rows: StepRows, row: int, owner: Running | Draining, run: list[int]
+    ) -> int:
+        """Give one row's run to its request; return how many tokens it kept."""
+        progress, step = owner.request.progress, flight.plan.step
+        error = rows.errors.get(row)
+        if error is not None:
+            self.counters.row_errors += 1
+            progress.end(FinishReason("abort", message=error, status=500))
+            self.batch.table.settle(owner.slot, 0, step)
+            return 0
+        kind, proposed = RowKind(flight.plan.kinds[row]), int(rows.proposed[row])
+        kept = commit_row(progress, run, kind, proposed, rows.logprobs.get(row, ()))
+        self.batch.table.settle(owner.slot, kept, step)
+        self.counters.generated_tokens += kept
+        if kind is RowKind.VERIFY:
+            self._count_verify(flight, rows, row, owner, kept, len(run))
+        elif self._prefill_is_in(owner, flight, row):
+            self.batch.publish(owner)
+            if not owner.request.generates:
+                progress.end(LENGTH)
+        return kept
+
+    def _prefill_is_in(self, owner: Running | Draining, flight: Flight, row: int) -> bool:
+        """Whether this chunk's result completes the KV of the prompt (and earlier output)."""
+        if owner.request.generates:
+            return flight.plan.kinds[row] == RowKind.PREFILL_LAST
+        table = self.batch.table
+        return table.unfilled(owner.slot) == 0 and table.last_step(owner.slot) == flight.plan.step
+
+    def _count_verify(
+        self,
+        flight: Flight,
+        rows: StepRows,
+        row: int,
+        owner: Running | Draining,
+        kept: int,
+        run: int,
+    ) -> None:
+        proposed = int(rows.proposed[row])
+        if proposed == 0:
+            self.counters.plain_rows += 1
+            if flight.reasons[row]:
+                owner.request.progress.spec_off_reason = OFF_REASONS[flight.reasons[row]]
+            return
+        correct = kept_drafts(kept, run)
+        self.counters.count_verify(proposed, int(rows.depths[row]), correct, kept)
+
+    def _leave(self, owner: Running | Draining) -> None:
+        """A commit finished this request."""
+        finish = owner.request.progress.finish
+        if finish is not None and finish.kind != "abort":
+            self.counters.finished += 1
+        if isinstance(owner, Running):
+            self.batch.leave(owner)
+        else:
+            del self.batch.states[owner.request.rid]
+
+    def _end(self, state: Waiting | Running | Draining, reason: FinishReason) -> None:
+        """End a request from outside any commit; its client is told at once."""
+        state.request.progress.end(reason)
+        self._news.append(finish_output(state.request))
+        match state:
+            case Waiting():
+                self.queue.remove(state)
+                del self.batch.states[state.request.rid]
+            case Running():
+                self.batch.leave(state)
+            case Draining():
+                del self.batch.states[state.request.rid]
+
+    def _settle(self) -> None:
+        """Free what drained; the retracted wait again."""
+        for state in self.batch.drain(self.done_step):
+            if isinstance(state, Waiting):
+                self.queue.push(state)

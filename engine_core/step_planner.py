@@ -1,0 +1,199 @@
+"""Makes the next step: verify rows of all that decode, and prefill chunks within a budget."""
+
+from collections.abc import Callable
+from typing import Protocol, final
+
+import numpy as np
+
+from .admission import Admission
+from .config import CoreConfig
+from .controller import REASONS, StepLengths
+from .counters import Counters
+from .ids import I32, RowKind
+from .messages import FinishReason
+from .plan import SlotInit
+from .prefix_cache import PrefixCache
+from .request import Running, Waiting
+from .retraction import Retraction
+from .running_batch import RunningBatch
+from .step_builder import Flight, StepBuilder
+
+NO_PAGES = len(REASONS)
+OFF_REASONS = (*REASONS, "no KV pages for drafts")
+
+
+class StepPolicy(Protocol):
+    """What planning asks of the length controller."""
+
+    def plan(self, slots: I32, room: I32, batch_tokens: int) -> StepLengths:
+        """Draft caps int32[V] of the verify rows, and whether the step waits for drafts."""
+        ...
+
+
+@final
+class StepPlanner:
+    """Continuous batching with chunked prefill.
+
+    Decode rows always ride along and come first to the pages. The chunk budget then goes to the
+    prefilling requests in the order of their admission, then to new ones; what does not fit waits
+    for the next step.
+    """
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        batch: RunningBatch,
+        admission: Admission,
+        counters: Counters,
+        policy: StepPolicy | None,
+        settle: Callable[[], None],
+        end: Callable[[Running, FinishReason], None],
+    ) -> None:
+        self._config = config
+        self._batch = batch
+        self._cache: PrefixCache = batch.cache
+        self._admission = admission
+        self._counters = counters
+        self._policy = policy
+        self._settle = settle
+        self._end = end
+        self._use_priority = config.engine.enable_priority_scheduling
+        self._retraction = Retraction(self._cache, batch, admission, counters, self._use_priority)
+        self._reasons = np.zeros(config.worker.max_slots, dtype=np.uint8)
+
+    def plan(self, step: int) -> Flight | None:
+        """The step, or None where no request can have a row."""
+        builder = StepBuilder(step)
+        retractions = self._counters.retractions
+        self._plan_decode(builder)
+        self._continue_prefill(builder)
+        if self._counters.retractions == retractions:
+            self._admit(builder)
+        return builder.build()
+
+    def _plan_decode(self, builder: StepBuilder) -> None:
+        slots = self._batch.table.decodable(self._batch.decoding_slots())
+        if not len(slots):
+            return
+        late_bound, caps = self._draft_caps(slots)
+        wish = self._retraction.fit(slots, caps, self._settle, self._end)
+        if len(wish.slots) != len(slots) or wish.caps is not caps:
+            self._explain(wish.slots)
+            late_bound = False
+        rows = self._batch.table.plan_decode(
+            builder.step, wish.slots, wish.caps, self._cache.allocator
+        )
+        self._counters.held_rows += rows.held_back
+        self._admission.ratio.decay()
+        row_slots = np.frombuffer(rows.slots, dtype=np.int32)
+        builder.decode(rows, self._reasons[row_slots], late_bound)
+
+    def _draft_caps(self, slots: I32) -> tuple[bool, I32]:
+        """Whether the step waits for drafts, and query tokens of each row, int32[n]."""
+        if self._policy is None:
+            return False, np.ones(len(slots), dtype=np.int32)
+        room = self._batch.table.draft_room(slots, self._config.draft_width - 1)
+        lengths = self._policy.plan(slots, room, len(slots) + self._prefill_ahead())
+        self._reasons[slots] = lengths.reasons
+        return lengths.late_bound, lengths.caps + 1
+
+    def _explain(self, slots: I32) -> None:
+        """These rows lost their drafts to the lack of pages, unless they had none anyway."""
+        reasons = self._reasons[slots]
+        reasons[reasons == 0] = NO_PAGES
+        self._reasons[slots] = reasons
+
+    def _prefill_ahead(self) -> int:
+        """Prefill tokens that the step will have, before admissions are known."""
+        table = self._batch.table
+        ahead = sum(table.unfilled(running.slot) for running in self._batch.prefilling)
+        head = self._admission.next_waiting() if self._admission.slot_free() else None
+        if head is not None:
+            ahead += head.request.length
+        return min(ahead, self._config.chunk_tokens)
+
+    def _continue_prefill(self, builder: StepBuilder) -> None:
+        for running in list(self._batch.prefilling):
+            if not self._add_chunk(builder, running):
+                return
+
+    def _admit(self, builder: StepBuilder) -> None:
+        while builder.prefill_tokens < self._config.chunk_tokens:
+            waiting = self._admission.next_waiting()
+            if waiting is None:
+                return
+            admitted = self._admission.admit(waiting)
+            if admitted is None:
+                if self._use_priority:
+                    self._preempt(waiting)
+                return
+            running, cached = admitted
+            self._count_entry(running, cached)
+            builder.init(slot_init(running, cached), self._batch.table.pages(running.slot))
+            self._add_chunk(builder, running)
+
+    def _add_chunk(self, builder: StepBuilder, running: Running) -> bool:
+        """Add what the budget allows of a request's prefill; False once it is spent."""
+        budget = self._config.chunk_tokens - builder.prefill_tokens
+        if budget <= 0:
+            return False
+        table, slot, request = self._batch.table, running.slot, running.request
+        left = table.unfilled(slot)
+        count = min(left, budget)
+        last = count == left
+        emits = last and request.generates
+        start = table.plan_chunk(slot, count, builder.step, int(emits))
+        kind = RowKind.PREFILL_LAST if emits else RowKind.PREFILL
+        builder.chunk(slot, kind, start, request.tokens()[start : start + count])
+        self._counters.chunks += 1
+        if last:
+            self._batch.start_decoding(running)
+        return True
+
+    def _count_entry(self, running: Running, cached: int) -> None:
+        progress = running.request.progress
+        if progress.retractions == 0:
+            progress.cached_tokens = cached
+            self._counters.cached_tokens += cached
+            self._counters.prompt_tokens += len(running.request.prompt)
+
+    def _preempt(self, waiting: Waiting) -> None:
+        """Retract requests of much lower priority, if that makes room for ``waiting``."""
+        floor = waiting.request.priority - self._config.engine.priority_preemption_threshold
+        lower = [r for r in self._batch.running if r.request.priority < floor]
+        victims: list[Running] = []
+        while not self._room_without(victims, waiting):
+            if not lower:
+                return
+            victim = self._retraction.victim(lower)
+            lower.remove(victim)
+            victims.append(victim)
+        for victim in victims:
+            self._retraction.retract(victim)
+            self._counters.preemptions += 1
+        self._settle()
+
+    def _room_without(self, victims: list[Running], waiting: Waiting) -> bool:
+        """Whether ``waiting`` fits once the victims and all that drains have left."""
+        batch = self._batch
+        stay = [running for running in batch.running if running not in victims]
+        slots = len(batch.free_slots) + len(batch.draining) + len(victims)
+        pages = self._cache.available + batch.pages_to_come()
+        pages += sum(batch.table.held(victim.slot) for victim in victims)
+        fits = self._admission.demand(waiting.request, stay, 0) <= pages
+        return fits and slots > 0 and len(stay) < self._config.max_running_requests
+
+
+def slot_init(running: Running, cached: int) -> SlotInit:
+    """What the worker needs of a request that enters a slot with ``cached`` tokens in place."""
+    request = running.request
+    return SlotInit(
+        slot=running.slot,
+        serial=running.serial,
+        params=request.params,
+        seed=request.seed,
+        prompt=request.prompt.tobytes(),
+        output=request.progress.tokens.tobytes(),
+        cached_len=cached,
+        eos_ids=request.stop_ids,
+    )
