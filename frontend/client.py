@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Seque
 from types import TracebackType
 from typing import Self, TypeVar
 
+import msgspec
 import numpy as np
 
 from ..engine_core.messages import CoreStats
@@ -171,7 +172,11 @@ class AsyncClient:
             await connection.close()
 
     async def __aenter__(self) -> Self:
-        await self.connect()
+        try:
+            await self.connect()
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -241,17 +246,16 @@ def _request(
     speculative: bool,
     stream: bool,
 ) -> ClientGenerate:
+    ids = b""
     if not isinstance(prompt, str):
         try:
-            array = np.asarray(list(prompt), dtype=np.int32)
+            ids = np.asarray(list(prompt), dtype=np.int32).tobytes()
         except (TypeError, ValueError, OverflowError):
             raise RefusedError(Refused("prompt", "must be text or a list of token ids")) from None
-        wire: str | bytes = array.tobytes()
-    else:
-        wire = prompt
     return ClientGenerate(
         rid=rid if rid is not None else uuid.uuid4().hex,
-        prompt=wire,
+        text=prompt if isinstance(prompt, str) else None,
+        token_ids=ids,
         params=params,
         stream=stream,
         priority=priority,
@@ -261,8 +265,6 @@ def _request(
 
 
 def _json(reply: StatsReply | JsonReply) -> dict[str, object]:
-    import msgspec
-
     assert isinstance(reply, JsonReply)
     return msgspec.json.decode(reply.body, type=dict[str, object])
 
@@ -367,7 +369,11 @@ class Client:
             self._loop.close()
 
     def __enter__(self) -> Self:
-        self.connect()
+        try:
+            self.connect()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(

@@ -78,9 +78,7 @@ class Connection:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 200)  # lets the good-bye out
         if curve is not None:
-            self._socket.curve_serverkey = curve.server_key.encode()
-            self._socket.curve_publickey = curve.public_key.encode()
-            self._socket.curve_secretkey = curve.secret_key.encode()
+            self._use_curve(curve)
         self._monitor = self._socket.get_monitor_socket(_LOST_EVENTS | _HANDSHAKE_EVENTS)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -89,10 +87,7 @@ class Connection:
         cls, endpoint: str, token: str, curve: CurveKeys | None, timeout_s: float
     ) -> Self:
         """Connect and greet. Raises ServerGone, or RefusedError when the server says no."""
-        try:
-            self = cls(endpoint, curve)
-        except (zmq.ZMQError, UnicodeEncodeError) as error:
-            raise RefusedError(Refused("curve", f"these are not CURVE keys: {error}")) from None
+        self = cls(endpoint, curve)
         try:
             try:
                 self._socket.connect(endpoint)
@@ -119,6 +114,16 @@ class Connection:
             await self._end()
             raise
         return self
+
+    def _use_curve(self, curve: CurveKeys) -> None:
+        try:
+            self._socket.curve_serverkey = curve.server_key.encode("ascii")
+            self._socket.curve_publickey = curve.public_key.encode("ascii")
+            self._socket.curve_secretkey = curve.secret_key.encode("ascii")
+        except (zmq.ZMQError, UnicodeEncodeError) as error:
+            self._socket.close()
+            self._context.term()
+            raise RefusedError(Refused("curve", f"these are not CURVE keys: {error}")) from None
 
     async def send(self, message: ToGateway) -> None:
         """Send one message; what a dead connection cannot send is reported to its waiters."""

@@ -28,10 +28,13 @@ class ClientHello(msgspec.Struct, frozen=True, array_like=True, tag="client_hell
 
 
 class ClientGenerate(msgspec.Struct, frozen=True, array_like=True, tag="client_generate"):
-    """A prompt to continue: text, or int32 bytes of token ids. ``params.n`` may exceed 1."""
+    """A prompt to continue: ``text``, or ``token_ids`` (int32 bytes) where text is None.
+    ``params.n`` may exceed 1.
+    """
 
     rid: str
-    prompt: str | bytes
+    text: str | None
+    token_ids: bytes
     params: SamplingParams
     stream: bool = True
     priority: int = 0

@@ -133,42 +133,43 @@ def add_engine_flags(parser: argparse.ArgumentParser, skip: Sequence[str] = ()) 
 
 def resolve_engine(namespace: argparse.Namespace) -> EngineConfig:
     """The engine configuration of a parsed command line. Raises UsageError or RefusedError."""
-    return resolve(namespace, (EngineConfig,))[0]
+    return _checked_engine(_merge(namespace, _fields(EngineConfig)))
 
 
 def resolve_server(namespace: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
     """The engine's and the server's configuration. Raises UsageError or RefusedError."""
-    engine, server = resolve(namespace, (EngineConfig, ServerConfig))
-    assert isinstance(server, ServerConfig)
+    ours = _fields(ServerConfig)
+    merged = _merge(namespace, _fields(EngineConfig) | ours)
+    engine = _checked_engine({k: v for k, v in merged.items() if k not in ours})
+    server = _build(ServerConfig, {k: v for k, v in merged.items() if k in ours})
     refused = refuse_server(server)
     if refused is not None:
         raise RefusedError(refused)
     return engine, server
 
 
-def resolve(
-    namespace: argparse.Namespace, structs: tuple[type[msgspec.Struct], ...]
-) -> tuple[EngineConfig, *tuple[msgspec.Struct, ...]]:
-    """Merge defaults, the config file and the command line into one struct of each kind.
+def _fields(struct: type[msgspec.Struct]) -> set[str]:
+    return {field.name for field in msgspec.structs.fields(struct)}
 
-    The first of ``structs`` is EngineConfig. Raises UsageError, or RefusedError for values.
-    """
-    names = {f.name: s for s in structs for f in msgspec.structs.fields(s)}
-    given = {k: v for k, v in vars(namespace).items() if k in {*names, SPECULATIVE_CONFIG}}
+
+def _merge(namespace: argparse.Namespace, known: set[str]) -> dict[str, object]:
+    """The config file's values below the command line's."""
+    given = {k: v for k, v in vars(namespace).items() if k in {*known, SPECULATIVE_CONFIG}}
     command_line = _expand_speculative(given, "the command line")
-    merged = dict(command_line)
-    if namespace.config is not None:
-        in_file = _expand_speculative(read_config(namespace.config, set(names)), namespace.config)
-        merged = in_file | command_line
-    if "model" not in merged:
+    if namespace.config is None:
+        return command_line
+    in_file = _expand_speculative(read_config(namespace.config, known), namespace.config)
+    return in_file | command_line
+
+
+def _checked_engine(values: Mapping[str, object]) -> EngineConfig:
+    if "model" not in values:
         raise UsageError("--model is required: `pycoder`, a local folder or a Hugging Face id")
-    built = [_build(s, {k: v for k, v in merged.items() if names[k] is s}) for s in structs]
-    engine = built[0]
-    assert isinstance(engine, EngineConfig)
+    engine = _build(EngineConfig, values)
     refused = refuse_config(engine)
     if refused is not None:
         raise RefusedError(refused)
-    return engine, *built[1:]
+    return engine
 
 
 def engine_config(values: Mapping[str, object]) -> EngineConfig:
@@ -176,15 +177,11 @@ def engine_config(values: Mapping[str, object]) -> EngineConfig:
 
     Raises UsageError naming a keyword that no flag has, RefusedError for values.
     """
-    known = {f.name for f in msgspec.structs.fields(EngineConfig)}
+    known = _fields(EngineConfig)
     for name in values:
         if name not in known and name != SPECULATIVE_CONFIG:
             raise UsageError(f"unknown engine option {name!r}{_closest(name, known)}")
-    config = _build(EngineConfig, _expand_speculative(values, "the arguments"))
-    refused = refuse_config(config)
-    if refused is not None:
-        raise RefusedError(refused)
-    return config
+    return _checked_engine(_expand_speculative(values, "the arguments"))
 
 
 def read_config(path: str, known: set[str]) -> dict[str, object]:

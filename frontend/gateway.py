@@ -242,16 +242,17 @@ class Gateway:
             return Refused("rid", f"must have 1 to {MAX_RID_CHARS} characters")
         if request.rid in peer.tasks:
             return Refused("rid", f"{request.rid!r} is in flight already; choose another id")
-        if isinstance(request.prompt, bytes) and len(request.prompt) % 4:
+        if len(request.token_ids) % 4:
             return Refused("prompt", "token ids travel as int32 bytes, a multiple of 4")
+        if request.text is not None and request.token_ids:
+            return Refused("prompt", "is text or token ids, not both")
         return None
 
     async def _generate(self, peer: _Peer, request: ClientGenerate) -> None:
-        prompt = request.prompt
         ended: set[int] = set()
         try:
             deltas = self._service.generate(
-                prompt if isinstance(prompt, str) else i32(prompt).tolist(),
+                request.text if request.text is not None else i32(request.token_ids).tolist(),
                 request.params,
                 rid=peer.service_rid(request.rid),
                 priority=request.priority,
@@ -318,7 +319,8 @@ class Gateway:
     def _post(self, identity: bytes, message: FromGateway) -> None:
         """Send without ever waiting; a client that vanished or does not read is dropped."""
         sent = self._socket.send_multipart([identity, encode(message)], flags=zmq.DONTWAIT)
-        error = sent.exception() if sent.done() else None
+        assert isinstance(sent, asyncio.Future)  # DONTWAIT: it is done already
+        error = sent.exception()
         if error is None:
             return
         peer = self._peers.get(identity)

@@ -1,7 +1,8 @@
 """What generation returns to Python code: results, their completions, and stream chunks."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from ..engine_core.ids import i32
 from ..engine_core.messages import FinishReason
@@ -9,7 +10,7 @@ from ..engine_core.plan import TokenLogprobs
 from .meta_info import MetaInfo
 
 
-class Chunk(NamedTuple):
+class Chunk(msgspec.Struct, frozen=True):
     """New text and tokens of one completion since its last chunk.
 
     ``finish_reason`` ("stop", "length") and ``meta_info`` come with the last chunk only. ``index``
@@ -29,7 +30,7 @@ class Chunk(NamedTuple):
         return self.token_ids
 
 
-class Completion(NamedTuple):
+class Completion(msgspec.Struct, frozen=True):
     """One finished completion. ``stop_reason``: the stop string or token id that ended it."""
 
     index: int
@@ -46,7 +47,7 @@ class Completion(NamedTuple):
         return self.token_ids
 
 
-class GenerationResult(NamedTuple):
+class GenerationResult(msgspec.Struct, frozen=True):
     """A prompt and its completions; the attributes below are those of the first one."""
 
     prompt: str | tuple[int, ...]
