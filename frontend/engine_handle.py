@@ -6,13 +6,15 @@ The server, the offline ``LLM`` class, batch runs and benchmarks all run on one 
 import asyncio
 import contextlib
 import logging
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
 from ..engine_core.config import EngineConfig
 from ..engine_core.model_path import resolve_model
-from ..engine_core.refusal import RefusedError
+from ..engine_core.refusal import Refused, RefusedError
 from .core_client import CoreClient, connect_core
+from .corpus_load import corpus_from_file
 from .errors import LaunchError
 from .launch import STOP_TIMEOUT_S, CoreProcess, describe_exit, start_core
 from .service import AsyncService
@@ -20,8 +22,8 @@ from .tokenizer import Tokenizer
 
 log = logging.getLogger("outrider")
 CONNECT_TIMEOUT_S = 30.0
-STABLE_S = 10.0  # a core that lives shorter than this counts as a failed start
 MAX_FAILED_STARTS = 3
+STARTUP_CORPUS = "startup"  # name of the corpus that a flag loads
 
 StartCore = Callable[[EngineConfig], CoreProcess]
 
@@ -103,6 +105,7 @@ class EngineHandle:
             log.warning("starting a new engine core (attempt %d)", attempt)
             try:
                 self.core, self._client = await _start_and_connect(self.config, self._start)
+                await _load_corpus(self.config, self._client, self.service.tokenizer)
             except (LaunchError, RefusedError) as error:
                 log.error("the new engine core did not start: %s", error)
                 continue
@@ -131,6 +134,7 @@ async def start_engine(
     try:
         assert core.info is not None
         service = AsyncService(client, tokenizer, core.info)
+        await _load_corpus(config, client, tokenizer)
     except BaseException:
         await client.close()
         await asyncio.to_thread(core.stop, 1.0)
@@ -160,6 +164,23 @@ async def _start_and_connect(
         await asyncio.to_thread(core.stop, 1.0)
         raise
     return core, client
+
+
+async def _load_corpus(config: EngineConfig, client: CoreClient, tokenizer: Tokenizer) -> None:
+    """Give the core the external corpus of ``--speculative-ngram-external-corpus-path``."""
+    path = config.speculative_ngram_external_corpus_path
+    if path is None:
+        return
+    limit = config.speculative_ngram_external_corpus_max_tokens
+    try:
+        corpus = await asyncio.to_thread(corpus_from_file, path, tokenizer, limit)
+    except RefusedError as error:
+        refused = Refused("speculative_ngram_external_corpus_path", error.refused.reason)
+        raise RefusedError(refused) from None
+    documents = [array("i", document).tobytes() for document in corpus.documents]
+    reply = await client.add_corpus(STARTUP_CORPUS, documents)
+    if reply.refused is not None:
+        raise RefusedError(reply.refused)
 
 
 def _stop_late(starting: "asyncio.Future[CoreProcess]") -> None:

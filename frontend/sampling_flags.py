@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ..engine_core.capabilities import is_supported, refuse_unsupported
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
 
@@ -76,9 +77,12 @@ def params_from(values: Mapping[str, object], base: SamplingParams | None = None
     for key, value in values.items():
         name = OTHER_NAMES.get(key, key)
         if name not in FIELDS:
-            raise RefusedError(
-                Refused(key, f"is not a sampling parameter; choose from {', '.join(FIELDS)}")
-            )
+            refused = refuse_unsupported({key: value})
+            if refused is None and is_supported(key):
+                refused = Refused(key, f"is not a sampling parameter: {', '.join(FIELDS)}")
+            if refused is not None:
+                raise RefusedError(refused)
+            continue  # a label, or an unsupported field that asks for nothing
         if name in renamed:
             raise RefusedError(Refused(key, f"means the same as {name}; give one of them"))
         renamed.add(name)

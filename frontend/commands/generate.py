@@ -13,7 +13,10 @@ from ..sampling_flags import add_sampling_flags, params_from_flags
 def main(args: list[str]) -> int:
     """Generate from ``--prompt``, ``--prompt-file`` or standard input."""
     parser = argparse.ArgumentParser(
-        prog="outrider generate", description="Generate one completion.", allow_abbrev=False
+        prog="outrider generate",
+        usage="outrider generate --model MODEL [--prompt P | --prompt-file F] [--json] [flags]",
+        description="Generate one completion.",
+        allow_abbrev=False,
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="the prompt; standard input if neither is given")
