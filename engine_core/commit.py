@@ -29,6 +29,7 @@ from .sampling_params import SamplingParams
 from .tail_decoder import StopTail, TailDecoder
 
 LENGTH = FinishReason("length")
+VERIFY = RowKind.VERIFY  # an enum member costs a look-up each time it is named
 
 
 @final
@@ -37,17 +38,19 @@ class Progress:
 
     ``tokens``: int32 array of output ids. ``sent``: how many of them outputs have carried.
     ``stop_ids``: the tokens that end the request, which ``min_new_tokens`` masks in the sampler.
-    ``cap``: most output tokens. The counters are those of :class:`RequestStats`; the scheduler
-    sets ``spec_off_reason``, ``cached_tokens`` and ``retractions``.
+    ``cap``: most output tokens. ``fast``: without stop strings and logprobs, so that a run that
+    neither holds a stop id nor reaches the cap is appended at once. The counters are those of
+    :class:`RequestStats`; the scheduler sets ``spec_off_reason``, ``cached_tokens`` and
+    ``retractions``.
     Raises ValueError if stop strings are asked for without a ``tail``.
     """
 
     __slots__ = (
-        "_fast",
         "_stops",
         "cached_tokens",
         "cap",
         "correct_drafts",
+        "fast",
         "finish",
         "histogram",
         "logprobs",
@@ -84,7 +87,7 @@ class Progress:
             if tail is None:
                 raise ValueError("stop strings need the model's tokenizer in the core")
             self._stops = StopTail(tail, params.stop, params.skip_special_tokens)
-        self._fast = self._stops is None and not self.wants_logprobs
+        self.fast = self._stops is None and not self.wants_logprobs
         self.tokens = array("i")
         self.sent = 0
         self.logprobs: list[TokenLogprobs] = []
@@ -137,16 +140,6 @@ class Progress:
             histogram=tuple(self.histogram),
             spec_off_reason=self.spec_off_reason,
         )
-
-    def extend_plain(self, run: Sequence[int]) -> bool:
-        """Append a run that cannot end the request and needs no text or logprobs, or decline."""
-        tokens = self.tokens
-        if not self._fast or len(tokens) + len(run) >= self.cap:
-            return False
-        if not self.stop_ids.isdisjoint(run):
-            return False
-        tokens.extend(run)
-        return True
 
     def matched_stop(self, token: int) -> FinishReason | None:
         """Decide on the newest token, already in ``tokens``: does it complete a stop?"""
@@ -206,10 +199,15 @@ def commit_row(
     if progress.finish is not None:
         return 0
     length = len(run)
-    if not _fits(length, kind, proposed):
+    if not (1 <= length <= proposed + 1 if kind is VERIFY else _fits(length, kind, proposed)):
         raise ValueError(f"a {kind.name} row with {proposed} drafts cannot emit {length} tokens")
-    kept = length if progress.extend_plain(run) else _commit_each(progress, run, logprobs)
-    if kind is RowKind.VERIFY:
+    tokens = progress.tokens
+    if progress.fast and len(tokens) + length < progress.cap and progress.stop_ids.isdisjoint(run):
+        tokens.extend(run)
+        kept = length
+    else:
+        kept = _commit_each(progress, run, logprobs)
+    if kind is VERIFY:
         if proposed == 0:
             progress.plain_ct += 1
         else:
@@ -218,8 +216,6 @@ def commit_row(
 
 
 def _fits(length: int, kind: RowKind, proposed: int) -> bool:
-    if kind is RowKind.VERIFY:
-        return 1 <= length <= proposed + 1
     return proposed == 0 and length == (1 if kind is RowKind.PREFILL_LAST else 0)
 
 
