@@ -359,14 +359,14 @@ cdef class RequestTable:
     def corrupt_for_test(self, int32_t slot, str kind):
         """Damage the state so that a test can see a checker notice.
 
-        Kinds: "length", "page" (the first page becomes another), "held" (loses the last page),
+        Kinds: "length", "page" (the first becomes the last), "held" (loses the last page),
         "filled", "emits", "max_total".
         """
         cdef Entry *entry = self._entry(slot)
         if kind == "length":
             entry.length += 1
         elif kind == "page":
-            entry.pages[0] += 1
+            entry.pages[0] = entry.pages[entry.held - 1]
         elif kind == "held":
             entry.held -= 1
         elif kind == "filled":

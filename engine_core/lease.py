@@ -42,7 +42,10 @@ class Lease:
 
     @property
     def tree_spans(self) -> tuple[tuple[int, int], ...]:
-        """Half-open column ranges whose pages belong to the tree."""
+        """Half-open column ranges whose pages belong to the tree, ascending.
+
+        The lock covers as many pages as the last one's end: those between are duplicates.
+        """
         return tuple(self._tree_spans)
 
     def private(self, pages: I32) -> I32:
@@ -65,8 +68,7 @@ class Lease:
         self._cache.unlock(self._node)
         self._node = inserted.node
         whole = len(tokens) // self._cache.page_size
-        if inserted.existing < whole:
-            self._tree_spans.append((inserted.existing, whole))
+        self._tree_spans.append((inserted.existing, whole))
 
     def release(self, pages: I32, last_step: int, done_step: int) -> None:
         """Unlock the tree's pages and free the private ones of the row (int32[held]).

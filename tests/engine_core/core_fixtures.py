@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from .fake_worker import FakeWorker, choose, extend_hash
 
 from outrider.engine_core.config import CoreConfig, EngineConfig, resolve_config
 from outrider.engine_core.controller import LengthController
@@ -15,6 +14,8 @@ from outrider.engine_core.messages import FinishReason, GenerateRequest, Request
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.engine_core.step_times import StepTimes
+
+from .fake_worker import FakeWorker, choose, extend_hash
 
 
 class LetterTail:
@@ -135,7 +136,7 @@ def take(got: dict[str, Got], outputs: list[RequestOutput]) -> None:
 
 
 def make_config(worker: FakeWorker, **flags: object) -> CoreConfig:
-    engine = EngineConfig(model="fake", page_size=worker.info().page_size, **flags)  # type: ignore[arg-type]
+    engine = EngineConfig(model="fake", **flags)  # type: ignore[arg-type]
     config = resolve_config(engine, worker.info())
     assert not isinstance(config, Refused), str(config)
     return config

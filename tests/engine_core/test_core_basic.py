@@ -1,6 +1,7 @@
 """The core's loop against the fake worker: plain, speculative, overlapped, synchronous."""
 
 import pytest
+
 from .core_fixtures import assert_all_pages_back, expected, make_core, request, run_all
 from .fake_worker import FakeWorker
 
