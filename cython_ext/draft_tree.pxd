@@ -54,7 +54,7 @@ cdef struct DraftTree:
 
 
 # Writes the k best children of `node` (recency order for BFS, frequency order for PROB) and
-# the summed frequency of all its children; returns how many were written.
+# the frequency of `node` itself; returns how many were written.
 ctypedef int (*TopChildren)(
     void* source, int node, int k, int match_type, Child* out, double* total
 ) noexcept nogil
@@ -162,6 +162,11 @@ cdef inline int tree_add(DraftTree* tree, int parent, int token, float weight) n
     return index
 
 
+cdef inline float share_of(int freq, double total) noexcept nogil:
+    """Estimated probability of a child; 1 at most, since the parent may have been made later."""
+    return <float>(freq / total) if freq < total else <float>1.0
+
+
 cdef inline void tree_grow_bfs(
     DraftTree* tree, void* source, TopChildren top, int node, int depth, int max_depth,
     int min_breadth, int max_breadth,
@@ -183,7 +188,7 @@ cdef inline void tree_grow_bfs(
         for i in range(found):
             index = tree_add(
                 tree, item.index, tree.children[i].token,
-                tree.nodes[item.index].weight * <float>(tree.children[i].freq / total),
+                tree.nodes[item.index].weight * share_of(tree.children[i].freq, total),
             )
             if index < 0:
                 return
@@ -248,7 +253,7 @@ cdef inline void tree_grow_prob(
             item.parent = index
             item.node = tree.children[i].node
             item.token = tree.children[i].token
-            item.share = <float>(tree.children[i].freq / total)
+            item.share = share_of(tree.children[i].freq, total)
             heap_push(tree, item)
             sequence += 1
         if tree.heap_size == 0 or tree.count >= tree.limit:

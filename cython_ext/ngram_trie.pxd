@@ -16,7 +16,8 @@ cdef class NgramTrie:
     cdef int shift
     cdef Stream* streams        # [stream_room]
     cdef int* anchors           # [stream_room, max_depth]: node of the last d tokens, 0 = none
-    cdef unsigned int* versions  # [stream_room, max_depth]: version of the anchor when it was set
+    cdef long long* stamps      # [stream_room, max_depth]: evictions when the anchor was set
+    cdef unsigned int* hashes   # [max_depth] scratch
     cdef int* recent            # [stream_room, max_depth]: remembered tokens, oldest first
     cdef int stream_room
     cdef list free_streams

@@ -75,8 +75,9 @@ class NgramTrie:
         `counts_out` [R]; `tokens_out`, `parents_out`, `weights_out` [R, N]: nodes breadth-first,
         siblings in rank order, zeros behind them. Parent 0 is the bonus token, which is not a
         node; parent i + 1 is node i. `match_len_out` [R]: tokens of the longest suffix that has
-        continuations, 0 if none. `weights_out` estimates acceptance: child freq / freq of all
-        its siblings, multiplied along the path. ValueError: stream not open, shapes, breadths.
+        continuations, 0 if none. `weights_out` estimates acceptance: freq of the child / freq of
+        its parent, at most 1, multiplied along the path. ValueError: stream not open, shapes,
+        breadths.
         """
 
     def flush(self) -> None:

@@ -2,7 +2,7 @@
 # cython: initializedcheck=False, auto_pickle=False, autotestdict=False, embedsignature=False
 """The shared n-gram trie: every stream's text, indexed by its windows of up to max_depth tokens."""
 from cython cimport final
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memmove, memset
 
 from .draft_tree cimport (
@@ -11,9 +11,9 @@ from .draft_tree cimport (
 )
 from .trie_check cimport check_pool
 from .trie_pool cimport (
-    EMPTIED, UNLINKED, Node, Slot, TopList, at, create_child, edge_hash, find_child, pool_free,
-    pool_init, pool_reserve, prefetch, release_node, table_remove, take_root, top_children,
-    touch_child,
+    EMPTIED, UNLINKED, Node, Slot, TopList, at, create_child, edge_hash, find_child, freq_of,
+    pool_free, pool_init, pool_reserve, prefetch, prefetch_neighbours, release_node, released,
+    slab_bytes, table_remove, take_root, top_children, top_of, touch_child,
 )
 
 
@@ -36,7 +36,8 @@ cdef class NgramTrie:
             raise ValueError(f"slab_nodes is {slab_nodes}: must be a power of two")
         self.max_depth = max_depth
         self.shift = slab_nodes.bit_length() - 1
-        if pool_init(&self.pool, capacity, self.shift) < 0:
+        self.hashes = <unsigned int*>malloc(max_depth * sizeof(int))
+        if self.hashes == NULL or pool_init(&self.pool, capacity, self.shift) < 0:
             raise MemoryError("no memory for the n-gram trie")
         self.free_streams = []
         self.salts = {}
@@ -48,7 +49,8 @@ cdef class NgramTrie:
         tree_free(&self.tree)
         free(self.streams)
         free(self.anchors)
-        free(self.versions)
+        free(self.stamps)
+        free(self.hashes)
         free(self.recent)
 
     # Namespaces and streams.
@@ -123,9 +125,9 @@ cdef class NgramTrie:
             block = realloc(self.anchors, room * row)
         if block != NULL:
             self.anchors = <int*>block
-            block = realloc(self.versions, room * row)
+            block = realloc(self.stamps, room * self.max_depth * sizeof(long long))
         if block != NULL:
-            self.versions = <unsigned int*>block
+            self.stamps = <long long*>block
             block = realloc(self.recent, room * row)
         if block == NULL:
             raise MemoryError(f"no memory for {room} streams of the n-gram trie")
@@ -153,19 +155,20 @@ cdef class NgramTrie:
 
     cdef int anchor(self, int stream, int depth) noexcept nogil:
         cdef int* node = self.anchors + <size_t>stream * self.max_depth + depth
-        cdef unsigned int* version = self.versions + <size_t>stream * self.max_depth + depth
+        cdef long long* stamp = self.stamps + <size_t>stream * self.max_depth + depth
         cdef int* recent
         if depth == 0:
             return self.streams[stream].root
-        if node[0] and at(&self.pool, node[0]).version == version[0]:
+        if node[0] and (
+            stamp[0] == self.pool.evictions or released(&self.pool, node[0])[0] <= stamp[0]
+        ):
             return node[0]
         self.walks += 1
         recent = self.recent + <size_t>stream * self.max_depth
         node[0] = self.walk(
             self.streams[stream].root, recent + self.streams[stream].length - depth, depth
         )
-        if node[0]:
-            version[0] = at(&self.pool, node[0]).version
+        stamp[0] = self.pool.evictions
         return node[0]
 
     cdef void remember(self, int stream, int token) noexcept nogil:
@@ -182,10 +185,10 @@ cdef class NgramTrie:
         """Counts `token` behind every suffix of the stream that the trie holds."""
         cdef Pool* pool = &self.pool
         cdef int* anchors = self.anchors + <size_t>stream * self.max_depth
-        cdef unsigned int* versions = self.versions + <size_t>stream * self.max_depth
+        cdef long long* stamps = self.stamps + <size_t>stream * self.max_depth
+        cdef unsigned int* hashes = self.hashes
         cdef int deepest = min(self.streams[stream].length, self.max_depth - 1)
         cdef int depth, parent, child
-        cdef unsigned int hash
         cdef Node* node
         if pool_reserve(pool, min(deepest + 1, pool.capacity - pool.used)) < 0:
             with gil:
@@ -193,31 +196,30 @@ cdef class NgramTrie:
         anchors[0] = self.streams[stream].root
         # Three passes, so that the cache misses of all depths overlap: slots, nodes, neighbours.
         for depth in range(deepest + 1):
-            prefetch(pool.slots + (edge_hash(anchors[depth], token) & pool.mask))
+            hashes[depth] = edge_hash(anchors[depth], token)
+            prefetch(pool.slots + (hashes[depth] & pool.mask))
         for depth in range(deepest + 1):
-            prefetch(at(pool, pool.slots[edge_hash(anchors[depth], token) & pool.mask].child))
+            prefetch(at(pool, pool.slots[hashes[depth] & pool.mask].child))
         for depth in range(deepest + 1):
-            node = at(pool, pool.slots[edge_hash(anchors[depth], token) & pool.mask].child)
-            if node.prev_sibling:
-                prefetch(at(pool, node.prev_sibling))
-                prefetch(at(pool, node.next_sibling))
-            if node.newer >= 0:
-                prefetch(at(pool, node.newer))
-                prefetch(at(pool, node.older))
+            node = at(pool, pool.slots[hashes[depth] & pool.mask].child)
+            if node.parent == anchors[depth]:
+                prefetch_neighbours(pool, node)
         # Deepest first, so that shorter and more useful suffixes end up more recent.
         for depth in range(deepest, -1, -1):
+            child = anchors[depth]
             parent = self.anchor(stream, depth)
+            if parent != child:
+                hashes[depth] = edge_hash(parent, token)
             child = 0
             if parent:
-                hash = edge_hash(parent, token)
-                child = find_child(pool, parent, token, hash)
+                child = find_child(pool, parent, token, hashes[depth])
                 if child:
                     touch_child(pool, parent, child)
                 else:
-                    child = create_child(pool, parent, token, hash)
+                    child = create_child(pool, parent, token, hashes[depth])
             if depth + 1 < self.max_depth:
                 anchors[depth + 1] = child
-                versions[depth + 1] = at(pool, child).version
+                stamps[depth + 1] = pool.evictions
         self.remember(stream, token)
         return 0
 
@@ -360,7 +362,7 @@ cdef class NgramTrie:
             return None
         node = at(&self.pool, node).first_child
         while node:
-            found.append((at(&self.pool, node).token, at(&self.pool, node).freq))
+            found.append((at(&self.pool, node).token, freq_of(at(&self.pool, node))))
             node = at(&self.pool, node).next_sibling
         return found
 
@@ -404,9 +406,9 @@ cdef class NgramTrie:
 
     @property
     def memory_bytes(self):
-        cdef size_t row = sizeof(Stream) + 3 * self.max_depth * sizeof(int)
+        cdef size_t row = sizeof(Stream) + 4 * self.max_depth * sizeof(int)
         return (
-            (<size_t>self.pool.slab_count << self.pool.shift) * sizeof(Node)
+            self.pool.slab_count * slab_bytes(self.shift)
             + (<size_t>self.pool.mask + 1) * sizeof(Slot)
             + self.pool.top_room * sizeof(TopList)
             + self.stream_room * row
@@ -440,8 +442,6 @@ cdef class NgramTrie:
         cdef Node* node = at(&self.pool, id)
         if field == "freq":
             node.freq = value
-        elif field == "child_freq":
-            node.child_freq = value
         elif field == "token":
             node.token = value
         elif field == "parent":
@@ -457,6 +457,6 @@ cdef class NgramTrie:
         elif field == "used":
             self.pool.used += value
         elif field == "top":
-            self.pool.tops[node.top].freqs[0] += value
+            self.pool.tops[top_of(&self.pool, id)[0]].freqs[0] += value
         else:
             raise ValueError(f"field {field!r} is unknown")

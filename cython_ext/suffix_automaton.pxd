@@ -33,7 +33,6 @@ cdef struct Automaton:
     # After finalize: edges of state s are [offset[s], offset[s + 1]).
     int* offset         # [states + 1]
     int* children       # [states] edges that are no separator
-    long long* total    # [states] summed occurrences of the children
     int* token          # [edges] by token, ascending
     int* target         # [edges]
     int* by_recency     # [edges] positions in token / target, separators last

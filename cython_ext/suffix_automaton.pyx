@@ -217,15 +217,12 @@ cdef void sort_state(Automaton* a, int state, Ranked* ranked) noexcept nogil:
     if degree > 1:
         qsort(ranked, degree, sizeof(Ranked), compare_ranked)
     a.children[state] = degree
-    a.total[state] = 0
     for i in range(degree):
         a.token[begin + i] = a.edge[ranked[i].edge].token
         target = a.edge[ranked[i].edge].target
         a.target[begin + i] = target
         if a.token[begin + i] == SEPARATOR:
             a.children[state] -= 1
-        else:
-            a.total[state] += a.occurrences[target]
         ranked[i].edge = begin + i
         ranked[i].key = rank_key(a.end[target], a.token[begin + i])
     if degree > 1:
@@ -246,14 +243,13 @@ cdef int sort_children(Automaton* a) noexcept nogil:
     cdef Ranked* ranked
     a.offset = <int*>calloc(a.states + 1, sizeof(int))
     a.children = <int*>malloc(a.states * sizeof(int))
-    a.total = <long long*>malloc(a.states * sizeof(long long))
     a.token = <int*>malloc(max(1, a.edges) * sizeof(int))
     a.target = <int*>malloc(max(1, a.edges) * sizeof(int))
     a.by_recency = <int*>malloc(max(1, a.edges) * sizeof(int))
     a.by_freq = <int*>malloc(max(1, a.edges) * sizeof(int))
     if (
-        a.offset == NULL or a.children == NULL or a.total == NULL or a.token == NULL
-        or a.target == NULL or a.by_recency == NULL or a.by_freq == NULL
+        a.offset == NULL or a.children == NULL or a.token == NULL or a.target == NULL
+        or a.by_recency == NULL or a.by_freq == NULL
     ):
         return -1
     for e in range(a.edges):
@@ -284,14 +280,12 @@ cdef void free_building(Automaton* a) noexcept nogil:
 cdef void free_sorted(Automaton* a) noexcept nogil:
     free(a.offset)
     free(a.children)
-    free(a.total)
     free(a.token)
     free(a.target)
     free(a.by_recency)
     free(a.by_freq)
     a.offset = NULL
     a.children = NULL
-    a.total = NULL
     a.token = NULL
     a.target = NULL
     a.by_recency = NULL
@@ -320,7 +314,7 @@ cdef int top_children(
     cdef Automaton* a = <Automaton*>source
     cdef int* ranks = a.by_freq if match_type == PROB else a.by_recency
     cdef int found = min(k, a.children[state]), i, e
-    total[0] = <double>a.total[state]
+    total[0] = a.occurrences[state]
     for i in range(found):
         e = ranks[a.offset[state] + i]
         out[i].node = a.target[e]
@@ -479,7 +473,7 @@ cdef class SuffixAutomaton:
         cdef Automaton* a = &self.automaton
         cdef size_t bytes = a.state_room * 3 * sizeof(int)
         if a.finalized:
-            bytes += a.states * (2 * sizeof(int) + sizeof(long long))
+            bytes += a.states * 2 * sizeof(int)
             return bytes + <size_t>a.edges * 4 * sizeof(int)
         bytes += a.state_room * 2 * sizeof(int) + a.edge_room * sizeof(Edge)
         return bytes + (<size_t>a.mask + 1) * sizeof(EdgeSlot)

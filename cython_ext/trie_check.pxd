@@ -2,20 +2,20 @@
 """The invariants of the trie's node pool, as one walk over everything that is linked."""
 from .draft_tree cimport Child
 from .trie_pool cimport (
-    EMPTIED, TOP_SIZE, Node, Pool, TopList, at, edge_hash, find_child, top_scan,
+    HAS_TOP, TOP_SIZE, Node, Pool, TopList, at, edge_hash, find_child, freq_of, top_of, top_scan,
 )
 
 
 cdef inline object check_top(Pool* pool, int id):
     cdef Node* node = at(pool, id)
-    cdef TopList* top = &pool.tops[node.top]
-    cdef Child best[32]
+    cdef TopList* top = &pool.tops[top_of(pool, id)[0]]
+    cdef Child best[16]
     cdef int children, found, i
     found = top_scan(pool, node, TOP_SIZE, best, &children)
     if top.count > found:
         return f"node {id}: its top list has {top.count} entries, it has {children} children"
     for i in range(top.count):
-        if top.ids[i] != best[i].node or top.freqs[i] != best[i].freq:
+        if top.ids[i] != best[i].node or <int>top.freqs[i] != best[i].freq:
             return f"node {id}: entry {i} of its top list is not the child of that rank"
     return None
 
@@ -25,7 +25,6 @@ cdef inline object check_node(Pool* pool, int id, list children):
     cdef Node* node = at(pool, id)
     cdef Node* child
     cdef int previous = 0, next = node.first_child
-    cdef long long total = 0
     while next:
         if not 0 < next < pool.high:
             return f"node {id}: sibling link to {next}, which was never handed out"
@@ -34,17 +33,14 @@ cdef inline object check_node(Pool* pool, int id, list children):
         child = at(pool, next)
         if child.parent != id or child.prev_sibling != previous:
             return f"node {next}: does not link back to its parent {id} or sibling {previous}"
-        if child.freq < 1:
-            return f"node {next}: freq {child.freq}"
+        if freq_of(child) < 1:
+            return f"node {next}: freq {freq_of(child)}"
         if find_child(pool, id, child.token, edge_hash(id, child.token)) != next:
             return f"node {next}: token {child.token} below {id} does not lead to it"
-        total += child.freq
         children.append(next)
         previous = next
         next = child.next_sibling
-    if total != node.child_freq:
-        return f"node {id}: child_freq {node.child_freq}, the children sum to {total}"
-    if node.top:
+    if node.freq & HAS_TOP:
         return check_top(pool, id)
     return None
 
@@ -57,7 +53,7 @@ cdef inline object check_lru(Pool* pool, set leaves):
         if not 0 < next < pool.high or steps > pool.used:
             return f"LRU list: link to {next} behind {previous}"
         node = at(pool, next)
-        if node.newer != previous or node.freq < 1:
+        if node.newer != previous or freq_of(node) < 1:
             return f"LRU list: node {next} does not link back to {previous}"
         leaves.discard(next)
         previous = next

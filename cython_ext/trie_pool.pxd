@@ -14,6 +14,8 @@ cdef extern from *:
     """
     #include <stdlib.h>
     #include <sys/mman.h>
+    #define OUTRIDER_MAX_FREQ 0x7FFFFFFFu
+    #define OUTRIDER_HAS_TOP 0x80000000u
     #define OUTRIDER_PREFETCH(address) __builtin_prefetch(address)
     static void *outrider_pages(size_t bytes) {
         /* huge pages: the walk over a large trie is bound by TLB misses */
@@ -28,29 +30,26 @@ cdef extern from *:
         return block;
     }
     """
+    const unsigned int MAX_FREQ "OUTRIDER_MAX_FREQ"
+    const unsigned int HAS_TOP "OUTRIDER_HAS_TOP"
     void prefetch "OUTRIDER_PREFETCH"(void* address) noexcept nogil
     void* pages "outrider_pages"(size_t size) noexcept nogil
 
 cdef enum:
     UNLINKED = -1       # Node.newer of a node outside the LRU list
     EMPTIED = -2        # Node.newer of a root in the chain of emptied roots
-    MAX_FREQ = 0x7FFFFFFF
-    TOP_SIZE = 32       # a TopList keeps this many children ...
-    TOP_FROM = 64       # ... of nodes that have more than this many
+    TOP_SIZE = 16       # a TopList keeps this many children of nodes that have more
 
 
-cdef struct Node:       # 48 bytes; id 0 is the sentinel of the LRU list and means "none" elsewhere
+cdef struct Node:       # 32 bytes; id 0 is the sentinel of the LRU list and means "none" elsewhere
     int token
     int parent          # 0 for a root
-    int freq            # touches since creation, saturating
-    unsigned int version  # raised on release, so that a kept (id, version) is seen to be stale
+    unsigned int freq   # touches since creation, saturating; HAS_TOP above them
     int first_child     # children by recency, newest first
     int next_sibling    # also chains free nodes
     int prev_sibling
     int newer           # LRU links
     int older           # also chains emptied roots
-    int top             # TopList of this node, 0 = none
-    long long child_freq  # sum of the children's freq
 
 
 cdef struct Slot:
@@ -60,15 +59,16 @@ cdef struct Slot:
 
 cdef struct TopList:    # exact best `count` children by (freq desc, token asc)
     int count           # of a free list: the next free one
-    int ids[32]
-    int freqs[32]
-    int tokens[32]
+    int ids[16]
+    unsigned int freqs[16]
+    int tokens[16]
 
 
 cdef struct Pool:
+    # A slab has 1 << shift nodes, behind them what is rarely read: released and top of each.
     Node** slabs
     int slab_count
-    int shift           # a slab has 1 << shift nodes
+    int shift
     int high            # ids below were handed out at least once
     int free            # chain of released nodes
     int free_count
@@ -87,6 +87,28 @@ cdef struct Pool:
 
 cdef inline Node* at(Pool* pool, int id) noexcept nogil:
     return pool.slabs[id >> pool.shift] + (id & ((1 << pool.shift) - 1))
+
+
+cdef inline long long* released(Pool* pool, int id) noexcept nogil:
+    """Value of `evictions` when the id was last released: a reference from before is stale."""
+    cdef int size = 1 << pool.shift
+    return <long long*>(pool.slabs[id >> pool.shift] + size) + (id & (size - 1))
+
+
+cdef inline int* top_of(Pool* pool, int id) noexcept nogil:
+    """The TopList of a node that has HAS_TOP."""
+    cdef int size = 1 << pool.shift
+    return (
+        <int*>(<long long*>(pool.slabs[id >> pool.shift] + size) + size) + (id & (size - 1))
+    )
+
+
+cdef inline size_t slab_bytes(int shift) noexcept nogil:
+    return (sizeof(Node) + sizeof(long long) + sizeof(int)) << shift
+
+
+cdef inline unsigned int freq_of(Node* node) noexcept nogil:
+    return node.freq & MAX_FREQ
 
 
 # The (parent, token) table: open addressing, linear probing, the full hash kept in the slot so
@@ -154,15 +176,13 @@ cdef inline int table_resize(Pool* pool, unsigned int size) noexcept nogil:
 # Slabs.
 
 cdef inline int add_slab(Pool* pool) noexcept nogil:
-    cdef size_t size = (<size_t>1 << pool.shift) * sizeof(Node)
     cdef void* block = realloc(pool.slabs, (pool.slab_count + 1) * sizeof(Node*))
     if block == NULL:
         return -1
     pool.slabs = <Node**>block
-    pool.slabs[pool.slab_count] = <Node*>pages(size)
+    pool.slabs[pool.slab_count] = <Node*>pages(slab_bytes(pool.shift))
     if pool.slabs[pool.slab_count] == NULL:
         return -1
-    memset(pool.slabs[pool.slab_count], 0, size)
     pool.slab_count += 1
     return 0
 
@@ -202,6 +222,7 @@ cdef inline int pool_init(Pool* pool, int capacity, int shift) noexcept nogil:
     if add_slab(pool) < 0 or table_resize(pool, 64) < 0:
         return -1
     pool.high = 1
+    memset(at(pool, 0), 0, sizeof(Node))
     return 0
 
 
@@ -215,19 +236,19 @@ cdef inline int take_node(Pool* pool) noexcept nogil:
     else:
         id = pool.high
         pool.high += 1
+        released(pool, id)[0] = 0
     node = at(pool, id)
+    node.freq = 0
     node.first_child = 0
     node.prev_sibling = 0
     node.next_sibling = 0
     node.newer = UNLINKED
-    node.top = 0
-    node.child_freq = 0
     return id
 
 
 cdef inline void release_node(Pool* pool, int id) noexcept nogil:
     cdef Node* node = at(pool, id)
-    node.version += 1
+    released(pool, id)[0] = pool.evictions
     node.freq = 0
     node.next_sibling = pool.free
     pool.free = id
@@ -284,31 +305,34 @@ cdef inline void sibling_link(Pool* pool, Node* parent, int id, Node* node) noex
 # Frequency order. Nodes with many children keep their best ones at hand: a frequency only grows
 # by one touch at a time, so the list stays exact without a look at the other children.
 
-cdef inline bint ranks_before(int freq, int token, int other_freq, int other_token) noexcept nogil:
+cdef inline bint ranks_before(
+    unsigned int freq, int token, unsigned int other_freq, int other_token
+) noexcept nogil:
     return freq > other_freq or (freq == other_freq and token < other_token)
 
 
 cdef inline void top_set(TopList* top, int i, int id, Node* node) noexcept nogil:
     top.ids[i] = id
-    top.freqs[i] = node.freq
+    top.freqs[i] = freq_of(node)
     top.tokens[i] = node.token
 
 
 cdef inline void top_raise(TopList* top, int id, Node* node) noexcept nogil:
     """Puts a child whose freq just grew where it belongs."""
     cdef int i = 0
+    cdef unsigned int freq = freq_of(node)
     while i < top.count and top.ids[i] != id:
         i += 1
     if i == top.count:
         if i == 0 or not ranks_before(
-            node.freq, node.token, top.freqs[i - 1], top.tokens[i - 1]
+            freq, node.token, top.freqs[i - 1], top.tokens[i - 1]
         ):
             return
         if top.count < TOP_SIZE:
             top.count += 1
         else:
             i -= 1
-    while i > 0 and ranks_before(node.freq, node.token, top.freqs[i - 1], top.tokens[i - 1]):
+    while i > 0 and ranks_before(freq, node.token, top.freqs[i - 1], top.tokens[i - 1]):
         top.ids[i] = top.ids[i - 1]
         top.freqs[i] = top.freqs[i - 1]
         top.tokens[i] = top.tokens[i - 1]
@@ -330,11 +354,12 @@ cdef inline void top_remove(TopList* top, int id) noexcept nogil:
         i += 1
 
 
-cdef inline void top_release(Pool* pool, Node* node) noexcept nogil:
-    pool.tops[node.top].count = pool.top_free
-    pool.top_free = node.top
+cdef inline void top_release(Pool* pool, int id) noexcept nogil:
+    cdef int top = top_of(pool, id)[0]
+    pool.tops[top].count = pool.top_free
+    pool.top_free = top
     pool.top_used -= 1
-    node.top = 0
+    at(pool, id).freq &= MAX_FREQ
 
 
 cdef inline int top_take(Pool* pool) noexcept nogil:
@@ -361,43 +386,50 @@ cdef inline int top_scan(Pool* pool, Node* parent, int k, Child* out, int* child
     """The k best of all children by (freq desc, token asc); `children` is how many there are."""
     cdef int id = parent.first_child, found = 0, i
     cdef Node* node
+    cdef int freq
     children[0] = 0
     while id:
         node = at(pool, id)
+        freq = freq_of(node)
         children[0] += 1
         i = found
         if found < k:
             found += 1
-        elif ranks_before(node.freq, node.token, out[k - 1].freq, out[k - 1].token):
+        elif ranks_before(freq, node.token, out[k - 1].freq, out[k - 1].token):
             i = k - 1
         else:
             i = -1
         if i >= 0:
-            while i > 0 and ranks_before(node.freq, node.token, out[i - 1].freq, out[i - 1].token):
+            while i > 0 and ranks_before(freq, node.token, out[i - 1].freq, out[i - 1].token):
                 out[i] = out[i - 1]
                 i -= 1
             out[i].node = id
             out[i].token = node.token
-            out[i].freq = node.freq
+            out[i].freq = freq
         id = node.next_sibling
     return found
 
 
-cdef inline int top_by_freq(Pool* pool, Node* parent, int k, Child* out) noexcept nogil:
-    cdef Child best[32]
+cdef inline int top_by_freq(Pool* pool, int id, Node* parent, int k, Child* out) noexcept nogil:
+    cdef Child best[16]
     cdef int children, found, i
-    cdef TopList* top
+    cdef TopList* top = NULL
     if k > TOP_SIZE:
         return top_scan(pool, parent, k, out, &children)
-    if parent.top == 0 or pool.tops[parent.top].count < k:
+    if parent.freq & HAS_TOP:
+        top = &pool.tops[top_of(pool, id)[0]]
+    if top == NULL or top.count < k:
         found = top_scan(pool, parent, TOP_SIZE, best, &children)
-        if children <= TOP_FROM:
-            if parent.top:
-                top_release(pool, parent)
-        elif parent.top == 0:
-            parent.top = top_take(pool)
-        if parent.top:
-            top = &pool.tops[parent.top]
+        if children <= TOP_SIZE:
+            if top != NULL:
+                top_release(pool, id)
+        elif top == NULL:
+            i = top_take(pool)
+            if i:
+                top_of(pool, id)[0] = i
+                parent.freq |= HAS_TOP
+        if parent.freq & HAS_TOP:
+            top = &pool.tops[top_of(pool, id)[0]]
             top.count = found
             for i in range(found):
                 top_set(top, i, best[i].node, at(pool, best[i].node))
@@ -405,7 +437,6 @@ cdef inline int top_by_freq(Pool* pool, Node* parent, int k, Child* out) noexcep
         for i in range(found):
             out[i] = best[i]
         return found
-    top = &pool.tops[parent.top]
     for i in range(k):
         out[i].node = top.ids[i]
         out[i].token = top.tokens[i]
@@ -421,34 +452,46 @@ cdef inline int top_children(
     cdef Node* parent = at(pool, id)
     cdef Node* node
     cdef int found = 0
-    total[0] = <double>parent.child_freq
+    total[0] = freq_of(parent)
     if match_type != BFS:
-        return top_by_freq(pool, parent, k, out)
+        return top_by_freq(pool, id, parent, k, out)
     id = parent.first_child
     while id and found < k:
         node = at(pool, id)
         out[found].node = id
         out[found].token = node.token
-        out[found].freq = node.freq
+        out[found].freq = freq_of(node)
+        prefetch(at(pool, node.first_child))
         found += 1
         id = node.next_sibling
     return found
 
 
+cdef inline void prefetch_neighbours(Pool* pool, Node* node) noexcept nogil:
+    """Fetches what moving `node` to the front of its lists will write."""
+    if node.prev_sibling:
+        prefetch(at(pool, node.prev_sibling))
+        prefetch(at(pool, node.next_sibling))
+    if node.newer >= 0:
+        prefetch(at(pool, node.newer))
+        prefetch(at(pool, node.older))
+
+
 # Touching, creating, evicting.
 
-cdef inline void raise_freq(Pool* pool, Node* parent, int id, Node* node) noexcept nogil:
-    if node.freq < MAX_FREQ:
+cdef inline void raise_freq(
+    Pool* pool, int parent_id, Node* parent, int id, Node* node
+) noexcept nogil:
+    if freq_of(node) < MAX_FREQ:
         node.freq += 1
-        parent.child_freq += 1
-    if parent.top:
-        top_raise(&pool.tops[parent.top], id, node)
+    if parent.freq & HAS_TOP:
+        top_raise(&pool.tops[top_of(pool, parent_id)[0]], id, node)
 
 
 cdef inline void touch_child(Pool* pool, int parent_id, int id) noexcept nogil:
     cdef Node* parent = at(pool, parent_id)
     cdef Node* node = at(pool, id)
-    raise_freq(pool, parent, id, node)
+    raise_freq(pool, parent_id, parent, id, node)
     if node.prev_sibling:
         sibling_unlink(pool, parent, node)
         sibling_link(pool, parent, id, node)
@@ -472,15 +515,14 @@ cdef inline void evict_leaf(Pool* pool) noexcept nogil:
     parent = at(pool, parent_id)
     table_remove(pool, id, edge_hash(parent_id, node.token))
     sibling_unlink(pool, parent, node)
-    parent.child_freq -= node.freq
-    if parent.top:
-        top_remove(&pool.tops[parent.top], id)
+    if parent.freq & HAS_TOP:
+        top_remove(&pool.tops[top_of(pool, parent_id)[0]], id)
+    pool.evictions += 1
     release_node(pool, id)
     pool.used -= 1
-    pool.evictions += 1
     if parent.first_child == 0:
-        if parent.top:
-            top_release(pool, parent)
+        if parent.freq & HAS_TOP:
+            top_release(pool, parent_id)
         if parent.parent == 0:
             if parent.newer == UNLINKED:
                 parent.newer = EMPTIED
@@ -506,10 +548,9 @@ cdef inline int create_child(
     node = at(pool, entry.child)
     node.token = token
     node.parent = parent_id
-    node.freq = 0
     table_insert(pool.slots, pool.mask, entry)
     pool.used += 1
     sibling_link(pool, parent, entry.child, node)
-    raise_freq(pool, parent, entry.child, node)
+    raise_freq(pool, parent_id, parent, entry.child, node)
     lru_link(pool, entry.child, node, True)
     return entry.child
