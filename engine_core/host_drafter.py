@@ -44,3 +44,7 @@ class HostDrafter(Protocol):
 
     def flush(self) -> None:
         """Forget learned text; open slots keep their context."""
+
+    @property
+    def node_count(self) -> int:
+        """Nodes of learned text, for metrics."""

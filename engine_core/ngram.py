@@ -184,6 +184,11 @@ class NgramProposer:
             )
             np.maximum(out.match_len, other.match_len, out=out.match_len)
 
+    @property
+    def node_count(self) -> int:
+        """Nodes of the trie."""
+        return self.trie.node_count
+
     def flush(self) -> None:
         """Forget learned text; open slots keep their context, corpora stay."""
         self.trie.flush()
