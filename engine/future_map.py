@@ -1,5 +1,7 @@
 """What only the device knows between steps: per request slot, lengths, last token and pages."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
@@ -8,13 +10,23 @@ from ..engine_core.plan import SlotInit, StepPlan
 from .sampling.slot_table import SlotTable
 
 
+class HostViews(NamedTuple):
+    """Arrays that share memory with the tensors of the same names."""
+
+    seq_lens: I32
+    last_tokens: I32
+    out_counts: I32
+    page_table: I32
+
+
 class FutureMap:
     """State of S request slots, written by the steps in order and never read back by the core.
 
     ``seq_lens``: tokens whose KV is in place. ``last_tokens``: the bonus token of the slot's
     latest step, whose KV is not written yet. ``out_counts``: output tokens so far, the bonus
     token included. All int32[S]. ``page_table``: int32[S, P], 0 where no page is mapped.
-    ``sampling``: the slots' sampling parameters and penalty counts.
+    ``sampling``: the slots' sampling parameters and penalty counts. ``host``: the same memory for
+    compiled code (on a CPU, the only device so far).
     """
 
     def __init__(
@@ -29,6 +41,12 @@ class FutureMap:
         self.out_counts = zeros(max_slots)
         self.page_table = zeros(max_slots, max_pages)
         self.sampling = SlotTable(max_slots, vocab_size, device)
+        self.host = HostViews(
+            self.seq_lens.numpy(),
+            self.last_tokens.numpy(),
+            self.out_counts.numpy(),
+            self.page_table.numpy(),
+        )
 
     def apply(self, plan: StepPlan) -> None:
         """Enter new requests, then write the plan's page-table changes."""

@@ -28,7 +28,7 @@ class StepTimer:
         """Seconds of a step of each size (rising).
 
         Sizes that double come first, then the ones between, while the budget lasts; the others
-        are interpolated, or continue the last slope.
+        are interpolated, or continue the average slope.
         """
         deadline = time.perf_counter() + _BUDGET_S
         seconds: dict[int, float] = {}
@@ -42,14 +42,14 @@ class StepTimer:
         return _complete(batch_tokens, seconds)
 
     def _time(self, tokens: int, deadline: float) -> float:
-        """The median of a few runs, after one that allocates; of that one if time is short."""
+        """The fastest of a few runs, after one that allocates."""
         batch = self._batch(tokens)
         times: list[float] = []
         while len(times) <= _REPEATS and (len(times) < 2 or time.perf_counter() < deadline):
             began = time.perf_counter()
             argmax_rows(self._model.logits(self._model.forward(batch, self._kv)))
             times.append(time.perf_counter() - began)
-        return sorted(times[1:])[(len(times) - 2) // 2]
+        return min(times[1:])
 
     def _batch(self, tokens: int) -> ForwardBatch:
         widths = [_CHAIN] * (tokens // _CHAIN) + ([tokens % _CHAIN] if tokens % _CHAIN else [])
@@ -83,7 +83,8 @@ def _complete(sizes: Sequence[int], seconds: dict[int, float]) -> list[float]:
     times = [seconds[size] for size in known]
     slope = times[-1] / known[-1]
     if len(known) > 1:
-        slope = max(0.0, (times[-1] - times[-2]) / (known[-1] - known[-2]))
+        # Over all of them: the last two may differ by noise alone.
+        slope = max(0.0, (times[-1] - times[0]) / (known[-1] - known[0]))
     inside = np.interp(sizes, known, times)
     beyond = np.maximum(np.asarray(sizes) - known[-1], 0) * slope
     return [float(t) for t in inside + beyond]

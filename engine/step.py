@@ -15,7 +15,7 @@ from .kv_pool import KVPool
 from .models import Model
 from .sampling.choose import choose_targets
 from .sampling.logprobs import collect_logprobs
-from .sampling.slot_table import Feature
+from .sampling.slot_table import AFTERWARDS, Feature
 from .speculative.verify import accept
 from .step_buffers import StepBuffers
 
@@ -63,8 +63,8 @@ class StepRunner:
             None if drafts is None else i32(drafts.counts),
             None if drafts is None else i32(drafts.tokens),
             None if drafts is None else i32(drafts.parents),
-            state.seq_lens.numpy(),
-            state.last_tokens.numpy(),
+            state.host.seq_lens,
+            state.host.last_tokens,
             self._vocab_size,
             buffers.starts,
             buffers.q_lens,
@@ -79,7 +79,7 @@ class StepRunner:
             buffers.q_lens[:rows],
             buffers.starts[:rows],
             buffers.parents[:total] if branches else None,
-            state.page_table.numpy(),
+            state.host.page_table,
             self._kv.page_size,
             buffers.positions,
             buffers.kv_slots,
@@ -95,12 +95,11 @@ class StepRunner:
     def _pages_of(self, slots: I32) -> torch.Tensor:
         """int32[R, P] page-table rows, as wide as the longest row needs."""
         rows = len(slots)
-        page_table = self.state.page_table
         if rows == 1:
-            return page_table.narrow(0, int(slots[0]), 1)
+            return self.state.page_table.narrow(0, int(slots[0]), 1)
         longest = int(self._buffers.kv_lens[:rows].max())
         width = -(-longest // self._kv.page_size)
-        return torch.from_numpy(page_table.numpy()[slots, :width])
+        return torch.from_numpy(self.state.host.page_table[slots, :width])
 
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Segment F: float32[N, V] logits of the step's nodes."""
@@ -118,7 +117,6 @@ class StepRunner:
         """Segment A: processors, acceptance, KV compaction, the slots' new state."""
         buffers, state = self._buffers, self.state
         slots, rows = drafted.slots, len(drafted.slots)
-        features = state.sampling.features[slots]
         node_cu = buffers.node_cu[: rows + 1]
         targets = choose_targets(
             logits, drafted.batch, slots, node_cu, state.sampling, state.out_counts
@@ -126,8 +124,8 @@ class StepRunner:
         total = accept(targets, slots, drafted.branches, buffers, state, self._kv)
         accept_lens = buffers.accept_lens[:rows]
         logprobs: tuple[RowLogprobs, ...] = ()
-        if (features & (Feature.PENALTIES | Feature.LOGPROBS)).any():
-            self._count_emitted(slots, (features & Feature.PENALTIES) != 0)
+        if state.sampling.featured and (state.sampling.features[slots] & AFTERWARDS).any():
+            self._count_emitted(slots)
             logprobs = collect_logprobs(
                 logits,
                 slots,
@@ -152,11 +150,9 @@ class StepRunner:
             batch_tokens=int(drafted.batch.input_ids.shape[0]),
         )
 
-    def _count_emitted(self, slots: I32, penalized: np.ndarray) -> None:
+    def _count_emitted(self, slots: I32) -> None:
         """Add what rows with penalties emitted to their token counts."""
-        rows = np.flatnonzero(penalized)
-        if not len(rows):
-            return
+        penalized = (self.state.sampling.features[slots] & int(Feature.PENALTIES)) != 0
         buffers = self._buffers
         row_of = np.repeat(np.arange(len(slots)), buffers.accept_lens[: len(slots)])
         chosen = np.flatnonzero(penalized[row_of])

@@ -14,6 +14,9 @@ from .measure import StepTimer
 from .step import StepRunner
 
 
+_JOIN_S = 5.0
+
+
 class _Failure(str):
     """Traceback text of what ended the thread."""
 
@@ -69,10 +72,10 @@ class TorchWorker:
         self._call(self._runner.state.reset)
 
     def shutdown(self) -> None:
-        """Stop after the steps already launched; idempotent."""
+        """Stop after the steps already launched; idempotent. A step that hangs is left behind."""
         self._jobs.put(None)
         self._drafts.put(None)
-        self._thread.join()
+        self._thread.join(_JOIN_S)
 
     def _call(self, work: Callable[[], None]) -> None:
         """Run ``work`` on the worker's thread and wait for it."""

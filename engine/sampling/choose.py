@@ -11,9 +11,7 @@ from ...kernels.greedy_argmax import greedy_argmax
 from ..forward_batch import ForwardBatch
 from .nodes import Nodes, place_nodes
 from .processors import apply_logit_bias, apply_min_tokens, apply_penalties
-from .slot_table import PROCESSED, Feature, SlotTable
-
-_EDITS = Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.MIN_TOKENS
+from .slot_table import EDITS, PROCESSED, Feature, SlotTable
 
 
 def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
@@ -39,12 +37,14 @@ def choose_targets(
     the step's rows, ``out_counts`` int32[S] the output tokens before it.
     """
     targets = argmax_rows(logits)
+    if not table.featured:
+        return targets
     features: U8 = table.features[slots]
     if not (features & PROCESSED).any():
         return targets
     nodes, node_features = _processed_nodes(batch, slots, node_cu, features)
     edited = _edit(logits, nodes, node_features, table, out_counts)
-    sampled = torch.from_numpy((node_features & Feature.SAMPLED) != 0).to(logits.device)
+    sampled = torch.from_numpy((node_features & int(Feature.SAMPLED)) != 0).to(logits.device)
     chosen = torch.empty_like(nodes.index)
     if not sampled.all():
         chosen[~sampled] = argmax_rows(edited[~sampled])
@@ -86,17 +86,17 @@ def _edit(
 ) -> torch.Tensor:
     """float32[M, V]: the nodes' logits after penalties, bias and minimum length, a copy."""
     edited = logits[nodes.index]
-    if not (node_features & _EDITS).any():
+    if not (node_features & EDITS).any():
         return edited
-    penalized = (node_features & Feature.PENALTIES) != 0
+    penalized = (node_features & int(Feature.PENALTIES)) != 0
     if penalized.any():
         chosen = torch.from_numpy(penalized).to(logits.device)
         part = edited[chosen]
         apply_penalties(part, nodes.select(chosen), table)
         edited[chosen] = part
-    if (node_features & Feature.LOGIT_BIAS).any():
+    if (node_features & int(Feature.LOGIT_BIAS)).any():
         apply_logit_bias(edited, nodes, table)
-    if (node_features & Feature.MIN_TOKENS).any():
+    if (node_features & int(Feature.MIN_TOKENS)).any():
         apply_min_tokens(edited, nodes, table, out_counts)
     return edited
 

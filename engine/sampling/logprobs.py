@@ -22,7 +22,7 @@ def collect_logprobs(
     ``logits`` float32[N, V] before any processor. The int32 arrays are the step's: ``slots`` [R],
     ``node_cu`` and ``accept_cu`` [R + 1], ``accept_idx`` and ``emitted`` [A].
     """
-    wants = (table.features[slots] & Feature.LOGPROBS) != 0
+    wants = (table.features[slots] & int(Feature.LOGPROBS)) != 0
     rows = np.flatnonzero(wants & (np.diff(accept_cu) > 0)).tolist()
     return tuple(
         RowLogprobs(

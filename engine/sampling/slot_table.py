@@ -21,7 +21,10 @@ class Feature(IntFlag):
     LOGPROBS = 16
 
 
-PROCESSED = Feature.SAMPLED | Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.MIN_TOKENS
+# Plain ints: an IntFlag operand costs numpy microseconds.
+EDITS = int(Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.MIN_TOKENS)
+PROCESSED = EDITS | int(Feature.SAMPLED)
+AFTERWARDS = int(Feature.PENALTIES | Feature.LOGPROBS)
 
 
 def features_of(params: SamplingParams, eos_ids: tuple[int, ...]) -> Feature:
@@ -41,9 +44,10 @@ def features_of(params: SamplingParams, eos_ids: tuple[int, ...]) -> Feature:
 
 
 class SlotTable:
-    """Columns over S slots. ``features`` uint8[S] stays on the host, which knows it anyway; the
-    other columns are on the device: float32[S] or as noted. ``biases`` and ``masked`` hold token
-    ids (int64) and values only for the slots that have any.
+    """Columns over S slots. ``features`` uint8[S] stays on the host, which knows it anyway, and
+    ``featured`` counts the slots that have any; the other columns are on the device: float32[S]
+    or as noted. ``biases``, ``masked`` (token ids int64, values) and ``logprobs`` (k) hold only the
+    slots that ask for them.
     """
 
     def __init__(self, max_slots: int, vocab_size: int, device: torch.device) -> None:
@@ -51,6 +55,7 @@ class SlotTable:
             return torch.zeros(max_slots, dtype=dtype, device=device)
 
         self.features = np.zeros(max_slots, dtype=np.uint8)
+        self.featured = 0
         self.temperatures = column(torch.float32)
         self.top_ks = column(torch.int32)
         self.top_ps = column(torch.float32)
@@ -72,6 +77,7 @@ class SlotTable:
         self._forget(slot)
         features = features_of(params, init.eos_ids)
         self.features[slot] = features
+        self.featured += features != Feature.NONE
         if Feature.SAMPLED in features:
             self.temperatures[slot] = params.temperature
             self.top_ks[slot] = params.top_k
@@ -99,7 +105,9 @@ class SlotTable:
             self._forget(slot)
 
     def _forget(self, slot: int) -> None:
-        self.features[slot] = 0
+        if self.features[slot]:
+            self.features[slot] = 0
+            self.featured -= 1
         self.counts.close(slot)
         for held in (self.biases, self.masked, self.logprobs):
             held.pop(slot, None)

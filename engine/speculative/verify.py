@@ -45,7 +45,7 @@ def accept(
         moves = compact_accepted(
             slots,
             buffers.starts[:rows],
-            state.page_table.numpy(),
+            state.host.page_table,
             kv.page_size,
             buffers.accept_cu[: rows + 1],
             buffers.accept_idx[:total],
@@ -62,8 +62,8 @@ def accept(
         buffers.node_cu,
         buffers.accept_cu,
         buffers.emitted,
-        state.seq_lens.numpy(),
-        state.last_tokens.numpy(),
-        state.out_counts.numpy(),
+        state.host.seq_lens,
+        state.host.last_tokens,
+        state.host.out_counts,
     )
     return total

@@ -1,0 +1,239 @@
+"""From a user's configuration to a worker and to an engine core that drives it."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import torch
+
+from ..engine_core.config import CoreConfig, EngineConfig, refuse_config, resolve_config
+from ..engine_core.controller import LengthController
+from ..engine_core.core import EngineCore
+from ..engine_core.messages import CoreInfo
+from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
+from ..engine_core.model_path import ModelNotFound, resolve_model
+from ..engine_core.ngram import NgramProposer
+from ..engine_core.refusal import Refused, RefusedError
+from ..engine_core.step_times import measure_times
+from ..engine_core.tail_decoder import TailDecoder, TokenizersTail
+from ..engine_core.trace import TRACE_VERSION, TraceFile, TraceHeader, TraceWriter
+from ..engine_core.worker import WorkerInfo
+from .future_map import FutureMap
+from .host_memory import free_memory
+from .kv_pool import KVPool, bytes_per_token, plan_num_pages
+from .measure import StepTimer
+from .models import Model, load_model
+from .step import StepRunner
+from .threads import choose_num_threads
+from .weights import WeightsError
+from .worker import TorchWorker
+
+# Steps in flight may run a finished request past its context: two rows of 64 tokens.
+_OVERRUN_TOKENS = 130
+# Without --max-total-tokens the pool holds this much for each running request, or two contexts.
+_TOKENS_PER_REQUEST = 1024
+TRACE_VARIABLE = "OUTRIDER_TRACE"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A core with what stands beside it. ``proposer`` is None without a host drafter."""
+
+    core: EngineCore
+    worker: TorchWorker
+    proposer: NgramProposer | None
+    trace: TraceWriter | None
+    info: CoreInfo
+
+    def shutdown(self) -> None:
+        """Stop the worker's thread; idempotent."""
+        self.worker.shutdown()
+
+
+def build_core(config: EngineConfig) -> EngineCore:
+    """The engine core of a configuration, its worker running. Raises RefusedError."""
+    return build_engine(config).core
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Worker, drafter, controller, tail decoder and trace, put together.
+
+    ``OUTRIDER_TRACE`` names a file that records every step. Raises RefusedError naming the flag
+    that is at fault.
+    """
+    worker = build_worker(config)
+    try:
+        resolved = resolve_config(config, worker.info())
+        if isinstance(resolved, Refused):
+            raise RefusedError(resolved)
+        return _assemble(resolved, worker)
+    except BaseException:
+        worker.shutdown()
+        raise
+
+
+def build_worker(config: EngineConfig) -> TorchWorker:
+    """Load the model and start a worker on it.
+
+    Raises RefusedError naming the flag: a model that is missing or unusable, a thread count that
+    the machine lacks, a KV pool that does not fit.
+    """
+    refused = refuse_config(config)
+    if refused is not None:
+        raise RefusedError(refused)
+    threads = _guard("num_threads", lambda: choose_num_threads(config.num_threads))
+    folder = _guard("model", lambda: resolve_model(config.model, config.revision))
+    model_config = _guard("model", lambda: load_model_config(folder))
+    context = _context_length(config, model_config)
+    free_bytes = free_memory()
+    device, dtype = torch.device("cpu"), torch.float32
+    model = _guard("model", lambda: _load(folder, model_config, dtype, device))
+    kv = _make_pool(config, model_config, model, free_bytes, context, device)
+    # Finished requests give their slot back a step later; twice the slots let others enter.
+    max_slots = 2 * config.max_running_requests
+    max_pages = -(-(context + _OVERRUN_TOKENS) // config.page_size)
+    state = FutureMap(max_slots, max_pages, model_config.vocab_size, device)
+    info = WorkerInfo(
+        vocab_size=model_config.vocab_size,
+        context_length=model_config.context_length,
+        num_pages=kv.num_pages,
+        page_size=config.page_size,
+        max_slots=max_slots,
+        eos_ids=model_config.eos_token_ids,
+        weight_bytes=model.weight_bytes,
+        kv_bytes_per_token=bytes_per_token(model_config, model.dtype),
+        num_threads=threads,
+        device=device.type,
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+    runner = StepRunner(model, kv, state, model_config.vocab_size)
+    return TorchWorker(info, runner, StepTimer(model, kv))
+
+
+def _assemble(resolved: CoreConfig, worker: TorchWorker) -> Engine:
+    config, sizes = resolved.engine, resolved.worker
+    proposer: NgramProposer | None = None
+    controller: LengthController | None = None
+    knots: tuple[tuple[int, float], ...] = ()
+    if resolved.drafter is not None:
+        proposer = NgramProposer(config.ngram())
+        most = resolved.max_running_requests * resolved.draft_width
+        times = measure_times(worker, most)
+        knots = times.knots
+        controller = LengthController(
+            times, sizes.max_slots, resolved.draft_width - 1, config.speculative_length_policy
+        )
+    trace = _open_trace(resolved, knots)
+    core = EngineCore(
+        resolved,
+        worker,
+        host_drafter=proposer,
+        tail=_tail(config),
+        controller=controller,
+        trace=trace,
+    )
+    return Engine(core, worker, proposer, trace, _core_info(resolved))
+
+
+def _core_info(resolved: CoreConfig) -> CoreInfo:
+    config, sizes = resolved.engine, resolved.worker
+    return CoreInfo(
+        model=config.served_model_name or config.model,
+        vocab_size=sizes.vocab_size,
+        context_length=resolved.context_length,
+        eos_ids=sizes.eos_ids,
+        max_total_tokens=sizes.num_pages * sizes.page_size,
+        page_size=sizes.page_size,
+        max_running_requests=resolved.max_running_requests,
+        drafter=None if resolved.drafter is None else resolved.drafter.name,
+        num_draft_tokens=resolved.draft_width,
+        num_threads=sizes.num_threads,
+        device=sizes.device,
+        dtype=sizes.dtype,
+        weight_bytes=sizes.weight_bytes,
+        pid=os.getpid(),
+    )
+
+
+def _guard(field: str, work: Callable[[], T]) -> T:
+    """Run ``work``; its errors become refusals that name the flag."""
+    try:
+        return work()
+    except (ModelNotFound, ModelConfigError, WeightsError, ValueError, OSError) as error:
+        text = str(error)
+        for name in EngineConfig.__struct_fields__:
+            if text.startswith(f"{name}: "):
+                raise RefusedError(Refused(name, text.removeprefix(f"{name}: "))) from error
+        raise RefusedError(Refused(field, text)) from error
+
+
+def _context_length(config: EngineConfig, model: ModelConfig) -> int:
+    if config.context_length is None:
+        return model.context_length
+    if config.context_length > model.context_length:
+        reason = f"{config.context_length} exceeds the model's {model.context_length}; ask for less"
+        raise RefusedError(Refused("context_length", reason))
+    return config.context_length
+
+
+def _load(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
+    longer = msgspec.structs.replace(config, context_length=config.context_length + _OVERRUN_TOKENS)
+    return load_model(folder, longer, dtype, device)
+
+
+def _make_pool(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    model: Model,
+    free_bytes: int,
+    context: int,
+    device: torch.device,
+) -> KVPool:
+    enough = max(2 * context, config.max_running_requests * _TOKENS_PER_REQUEST)
+    pages = _guard(
+        "mem_fraction_static",
+        lambda: plan_num_pages(
+            free_bytes,
+            config.mem_fraction_static,
+            model.weight_bytes,
+            config.page_size,
+            bytes_per_token(model_config, model.dtype),
+            config.max_total_tokens or enough,
+        ),
+    )
+    if config.max_total_tokens is not None and pages < config.max_total_tokens // config.page_size:
+        raise RefusedError(
+            Refused(
+                "max_total_tokens",
+                f"{config.max_total_tokens} tokens of KV do not fit beside the weights; the memory "
+                f"allows {pages * config.page_size}; ask for less or raise --mem-fraction-static",
+            )
+        )
+    return KVPool(pages, config.page_size, model_config, model.dtype, device)
+
+
+def _tail(config: EngineConfig) -> TailDecoder | None:
+    """The decoder for stop strings; None if the model has no tokenizer.json."""
+    if config.tokenizer_path is not None:
+        folder = Path(config.tokenizer_path).expanduser()
+    else:
+        folder = resolve_model(config.model, config.revision)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    field = "model" if config.tokenizer_path is None else "tokenizer_path"
+    return _guard(field, lambda: TokenizersTail(str(path)))
+
+
+def _open_trace(config: CoreConfig, knots: tuple[tuple[int, float], ...]) -> TraceWriter | None:
+    path = os.environ.get(TRACE_VARIABLE)
+    if not path:
+        return None
+    header = TraceHeader(TRACE_VERSION, config, config.engine.model, knots)
+    file = _guard(TRACE_VARIABLE, lambda: TraceFile(path, header))
+    return TraceWriter(file.write)
