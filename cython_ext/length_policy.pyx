@@ -6,9 +6,9 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 cdef double PRIOR_TRIES = 6.0       # weight of a cell's prior, in observations
-cdef double MAX_TRIES = 400.0       # a cell halves its counts here, so that it follows the traffic
-cdef double SLOT_PRIOR = 3.0        # weight of "this request is like the others", in levels
-cdef double SLOT_DECAY = 0.94       # a request's own levels fade by this factor a level
+cdef double MAX_TRIES = 800.0       # a cell halves its counts here, so that it follows the traffic
+cdef double SLOT_PRIOR = 8.0        # weight of "this request is like the others", in levels
+cdef double SLOT_DECAY = 0.96       # a request's own levels fade by this factor a level
 cdef double SURE = 0.995            # no estimate goes above
 cdef double HOPELESS = 0.01         # nodes below are never worth a token
 cdef double[8] PRIOR = [0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.85, 0.9]
