@@ -8,6 +8,7 @@ import msgspec
 
 from ..engine_core.refusal import RefusedError
 from ..engine_core.sampling_params import SamplingParams
+from .errors import refused_by
 from .sampling_flags import params_from
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -56,6 +57,10 @@ class _OpenAILine(msgspec.Struct, forbid_unknown_fields=True):
     method: str = "POST"
 
 
+class _Body(msgspec.Struct):
+    stream: bool | None = None
+
+
 class _Extras(msgspec.Struct):
     prompt: str | tuple[int, ...]
     id: int | str | None = None
@@ -99,6 +104,12 @@ def _openai_item(number: int, line: bytes, raw: dict[str, msgspec.Raw]) -> Item:
         parsed = msgspec.json.decode(line, type=_OpenAILine)
     except msgspec.MsgspecError as error:
         return BadItem(number, known, f"not an OpenAI batch line: {error}", True)
+    try:
+        streams = msgspec.json.decode(parsed.body, type=_Body).stream
+    except msgspec.MsgspecError as error:
+        return BadItem(number, known, f"body: {error}", True)
+    if streams:
+        return BadItem(number, known, "stream: a batch line cannot stream; leave it out", True)
     if parsed.method != "POST":
         return BadItem(number, known, f"method: must be POST, got {parsed.method!r}", True)
     if parsed.url not in BATCH_URLS:
@@ -126,8 +137,8 @@ def _prompt_item(
         extras = msgspec.json.decode(line, type=_Extras)
         values = {k: msgspec.json.decode(v) for k, v in raw.items() if k not in _PLAIN_EXTRAS}
         params = params_from(values, base)
-    except msgspec.MsgspecError as error:
-        return BadItem(number, known, str(error), False)
+    except msgspec.ValidationError as error:
+        return BadItem(number, known, str(refused_by(error, "line")), False)
     except RefusedError as error:
         return BadItem(number, known, str(error), False)
     return PromptItem(

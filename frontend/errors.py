@@ -1,5 +1,9 @@
 """Errors of the public Python APIs and of the command line, as users catch them."""
 
+import msgspec
+
+from ..engine_core.refusal import Refused
+
 
 class OutriderError(RuntimeError):
     """Base class: the work could not be done; the message says why in a sentence."""
@@ -23,3 +27,9 @@ class EngineClosed(OutriderError):
 
 class RequestFailed(OutriderError):
     """A request ended with an error after it had been accepted."""
+
+
+def refused_by(error: msgspec.ValidationError, fallback: str) -> Refused:
+    """msgspec's "Expected `int`, got `str` - at `$.page_size`" with the field named first."""
+    reason, _, place = str(error).partition(" - at `$.")
+    return Refused(place.rstrip("`") or fallback, reason)

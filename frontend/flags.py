@@ -16,6 +16,7 @@ import msgspec
 
 from ..engine_core.config import EngineConfig, apply_speculative_config, refuse_config
 from ..engine_core.refusal import Refused, RefusedError
+from .errors import refused_by
 from .server_config import ServerConfig, refuse_server
 
 Value = str | int | float | bool | None
@@ -234,13 +235,7 @@ def _build(struct: type[S], values: Mapping[str, object]) -> S:
     try:
         return msgspec.convert(dict(values), struct)
     except msgspec.ValidationError as error:
-        raise UsageError(_readable(str(error))) from None
-
-
-def _readable(message: str) -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.page_size`" with the flag named first."""
-    reason, _, place = message.partition(" - at `$.")
-    return f"{place.rstrip('`')}: {reason}" if place else message
+        raise UsageError(str(refused_by(error, struct.__name__))) from None
 
 
 def _closest(name: str, known: set[str]) -> str:

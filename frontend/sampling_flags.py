@@ -9,6 +9,7 @@ import msgspec
 from ..engine_core.capabilities import is_supported, refuse_unsupported
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
+from .errors import refused_by
 
 # Names that other engines use for the same parameter; giving both spellings is refused.
 OTHER_NAMES = {
@@ -91,6 +92,4 @@ def params_from(values: Mapping[str, object], base: SamplingParams | None = None
     try:
         return msgspec.convert(merged, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$.")
-        field = place.rstrip("`") or "sampling_params"
-        raise RefusedError(Refused(field, reason)) from None
+        raise RefusedError(refused_by(error, "sampling_params")) from None
