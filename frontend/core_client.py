@@ -232,9 +232,10 @@ class CoreClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(0)
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(0)
 
     def _refuse_dead(self) -> None:
         if self.dead.is_set():

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine_core.capabilities import refuse_unsupported
+from ...engine_core.capabilities import refuse_field, without_neutral
 from ...engine_core.refusal import Refused, RefusedError
 from .errors import HttpError
 
@@ -60,17 +60,32 @@ def decode_json(body: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HttpError(400, f"the body is not valid JSON: {error}", param="body") from None
     try:
-        return msgspec.convert(_without_nulls(msgspec.json.decode(body)), kind, str_keys=True)
+        return msgspec.convert(_without_defaults(msgspec.json.decode(body)), kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _bad_value(error) from None
     except RecursionError:
         raise HttpError(400, "the body is nested too deeply", param="body") from None
 
 
-def _without_nulls(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return value
+def _without_defaults(value: object) -> object:
+    """Drop what asks for nothing: nulls, and unsupported fields left at their neutral value."""
+    if not isinstance(value, dict):
+        return value
+    kept = without_neutral(_without_nulls(value))
+    sampling = kept.get("sampling_params")
+    if isinstance(sampling, list):
+        kept["sampling_params"] = [_without_defaults(item) for item in sampling]
+    elif isinstance(sampling, dict):
+        kept["sampling_params"] = _without_defaults(sampling)
+    return kept
+
+
+def _without_nulls(fields: dict[str, object]) -> dict[str, object]:
+    return {
+        name: _without_nulls(value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+        if value is not None
+    }
 
 
 def _bad_value(error: msgspec.ValidationError) -> HttpError | RefusedError:
@@ -88,12 +103,9 @@ def _bad_value(error: msgspec.ValidationError) -> HttpError | RefusedError:
     return HttpError(400, f"{name}: {message}", param=name)
 
 
-def _unknown_field(path: str, name: str) -> HttpError | RefusedError:
-    refused = refuse_unsupported([name])
-    full = f"{path}.{name}".lstrip(".")
-    if refused is not None:
-        return RefusedError(Refused(full, refused.reason, refused.status))
-    return HttpError(400, f"{full}: unknown field; /docs lists the known ones", param=full)
+def _unknown_field(path: str, name: str) -> RefusedError:
+    refused = refuse_field(name)
+    return RefusedError(Refused(f"{path}.{name}".lstrip("."), refused.reason, refused.status))
 
 
 def json_response(value: object, status: int = 200) -> Response:

@@ -82,7 +82,8 @@ async def serve_http(
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError when the address is taken or unknown."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is spelled out
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

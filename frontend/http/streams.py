@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import TypeVar
 
@@ -10,9 +11,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ...engine_core.refusal import RefusedError
 from .errors import as_http_error, error_body
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -72,10 +75,9 @@ class EventStream(Response):
             except Exception as error:
                 http = as_http_error(error)
                 body = error_body(http.status, http.message, param=http.param, code=http.code)
+                if http is not error and not isinstance(error, RefusedError):
+                    _log.exception("a stream failed")
                 await _send_part(send, event(body))
-                if http.status == 500:
-                    await _send_part(send, DONE, last=True)
-                    raise
         await _send_part(send, DONE, last=True)
 
 

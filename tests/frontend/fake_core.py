@@ -70,13 +70,14 @@ class FakeCore:
     def __init__(self, folder: Path, info: CoreInfo = INFO) -> None:
         self.endpoint = f"ipc://{folder}/core"
         self.info = info
-        self.slow = 0.0
+        self.slow = 0.002
         self.block = 3
         self.fail_after: int | None = None  # tokens after which every request fails in the core
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self.corpora: dict[str, tuple[int, str | None]] = {}
         self.running: dict[str, asyncio.Task[None]] = {}
+        self._peers: set[bytes] = set()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         self._socket.set(zmq.LINGER, 0)
         self._socket.bind(self.endpoint)
@@ -90,9 +91,15 @@ class FakeCore:
             await self._task
         self._socket.close(0)
 
+    async def send_garbage(self) -> None:
+        """Send every client a frame of no protocol."""
+        for peer in self._peers:
+            await self._socket.send_multipart([peer, b"\xc1garbage"])
+
     async def _serve(self) -> None:
         while True:
             peer, frame = await self._socket.recv_multipart()
+            self._peers.add(peer)
             message = decode_to_core(frame)
             match message:
                 case Hello(version=version, token=token):

@@ -31,6 +31,7 @@ class LiveServer:
         self.service: AsyncService
         self.core_alive = True
         self.port = 0
+        self.http: httpx.Client
         self._folder = folder
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
@@ -44,15 +45,18 @@ class LiveServer:
     def start(self) -> None:
         self._thread.start()
         assert self._started.wait(20)
+        self.http = httpx.Client(base_url=self.url, timeout=20, verify=False)  # no TLS set-up
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stop.set)
         self.join()
 
     def begin_stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def join(self) -> None:
+        self.http.close()
         self._thread.join(20)
         assert not self._thread.is_alive()
 
@@ -106,7 +110,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 1.0) -> bool:
 
 def post(server: LiveServer, path: str, body: object) -> httpx.Response:
     """POST a JSON body."""
-    return httpx.post(server.url + path, json=body, timeout=20)
+    return server.http.post(path, json=body)
 
 
 __all__ = ["INFO", "LiveServer", "eventually", "live_server", "post"]
