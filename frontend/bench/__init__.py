@@ -1,0 +1,1 @@
+"""Speed measurements, always with the no-speculation baseline beside them."""

@@ -1,0 +1,178 @@
+"""``outrider bench offline`` and ``outrider bench serve``."""
+
+import argparse
+import asyncio
+import math
+import sys
+from pathlib import Path
+
+import msgspec
+
+from ..flags import UsageError, add_engine_flags, print_config, resolve_engine
+
+KINDS = {"offline": "prompts through an engine of this process", "serve": "load on HTTP servers"}
+
+
+def main(args: list[str]) -> int:
+    """Run the benchmark that the first argument names."""
+    if args and args[0] == "offline":
+        return _offline(args[1:])
+    if args and args[0] == "serve":
+        return _serve(args[1:])
+    parser = argparse.ArgumentParser(
+        prog="outrider bench",
+        usage="outrider bench {offline,serve} ...",
+        description="; ".join(f"{name}: {text}" for name, text in KINDS.items()),
+    )
+    parser.add_argument("what", choices=tuple(KINDS))
+    parser.parse_args(args)
+    return 2
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", required=True, metavar="FILE", help="JSON lines of prompts")
+    parser.add_argument("--kind", help="only prompts of this kind (completion, edit)")
+    parser.add_argument("--num-prompts", type=_positive, metavar="N", help="only the first N")
+    parser.add_argument(
+        "--max-new-tokens", type=_positive, metavar="N", help="instead of each prompt's own limit"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--json", metavar="FILE", help="write all results here")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {value}")
+    return value
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _write(path: str | None, report: msgspec.Struct) -> None:
+    if path is not None:
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+
+def _offline(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="outrider bench offline",
+        usage="outrider bench offline --model MODEL --prompts FILE [--json FILE] [flags]",
+        description="Measure a model with and without speculation, in turns.",
+        allow_abbrev=False,
+    )
+    _common(parser)
+    parser.add_argument("--batch-size", type=_positive, default=1, help="requests at a time")
+    parser.add_argument("--repeat", type=_positive, default=5, help="rounds a side")
+    add_engine_flags(parser)
+    namespace = parser.parse_args(args)
+    config = resolve_engine(namespace)
+    _say(print_config(config))
+
+    from ..bench.offline import bench_offline
+    from ..bench.prompts import load_prompts
+    from ..bench.report import offline_table
+
+    prompts = load_prompts(
+        namespace.prompts, namespace.kind, namespace.num_prompts, namespace.max_new_tokens
+    )
+    report = asyncio.run(
+        bench_offline(
+            config,
+            prompts,
+            source=namespace.prompts,
+            kind=namespace.kind,
+            batch_size=namespace.batch_size,
+            repeat=namespace.repeat,
+            temperature=namespace.temperature,
+            say=_say,
+        )
+    )
+    _write(namespace.json, report)
+    print(offline_table(report))
+    return 0
+
+
+def _serve(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="outrider bench serve",
+        usage="outrider bench serve --prompts FILE (--base-url URL (--baseline-url URL | "
+        "--no-baseline) | --model MODEL [flags])",
+        description="Load a server. With --model it starts two, with and without speculation.",
+        allow_abbrev=False,
+    )
+    _common(parser)
+    parser.add_argument("--base-url", metavar="URL", help="the server to measure")
+    parser.add_argument("--baseline-url", metavar="URL", help="the same without speculation")
+    parser.add_argument("--no-baseline", action="store_true", help="measure no baseline")
+    parser.add_argument("--concurrency", type=_positive, metavar="N", help="requests in flight")
+    parser.add_argument(
+        "--request-rate", type=float, default=math.inf, help="requests a second (default: inf)"
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="always generate to the limit")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the arrival times")
+    parser.add_argument("--api-key", help="Bearer key of the servers")
+    add_engine_flags(parser)
+    namespace = parser.parse_args(args)
+    _check_serve(namespace)
+    return asyncio.run(_run_serve(namespace))
+
+
+def _check_serve(namespace: argparse.Namespace) -> None:
+    if not namespace.request_rate > 0:
+        raise UsageError(f"--request-rate: must be above 0, got {namespace.request_rate}")
+    starts = "model" in vars(namespace) or namespace.config is not None
+    if (namespace.base_url is None) == (not starts):
+        raise UsageError("give --base-url of a running server, or --model to start one, not both")
+    if starts and namespace.baseline_url is not None:
+        raise UsageError("--baseline-url goes with --base-url; with --model one is started")
+    if namespace.baseline_url is not None and namespace.no_baseline:
+        raise UsageError("--baseline-url and --no-baseline contradict each other")
+    if namespace.base_url is not None and not (namespace.baseline_url or namespace.no_baseline):
+        raise UsageError(
+            "a speculative server is compared with a plain one: give its --baseline-url, or say "
+            "--no-baseline"
+        )
+
+
+async def _run_serve(namespace: argparse.Namespace) -> int:
+    import contextlib
+
+    from ..bench.prompts import load_prompts
+    from ..bench.report import serving_table
+    from ..bench.serving import Load, bench_serving, served
+
+    prompts = load_prompts(
+        namespace.prompts, namespace.kind, namespace.num_prompts, namespace.max_new_tokens
+    )
+    load = Load(
+        prompts=tuple(prompts),
+        concurrency=namespace.concurrency,
+        request_rate=namespace.request_rate,
+        temperature=namespace.temperature,
+        ignore_eos=namespace.ignore_eos,
+        seed=namespace.seed,
+        api_key=namespace.api_key,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        measured, baseline = namespace.base_url, namespace.baseline_url
+        if measured is None:
+            config = resolve_engine(namespace)
+            _say(print_config(config))
+            measured = await stack.enter_async_context(served(config))
+            if not namespace.no_baseline:
+                plain = msgspec.structs.replace(
+                    config,
+                    speculative_algorithm=None,
+                    speculative_num_draft_tokens=None,
+                    speculative_ngram_external_corpus_path=None,
+                )
+                baseline = await stack.enter_async_context(served(plain))
+        report = await bench_serving(
+            measured, baseline, load, source=namespace.prompts, kind=namespace.kind, say=_say
+        )
+    _write(namespace.json, report)
+    print(serving_table(report))
+    return 1 if report.measured.completed == 0 else 0
