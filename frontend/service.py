@@ -139,6 +139,7 @@ class AsyncService:
             self._refuse(prompt, item)
         rids = [item.rid or new_rid() for item in items]
         self._claim(rids)
+        core = self.core  # a restart may replace it meanwhile
         sequences: dict[str, _Sequence] = {}
         try:
             requests: list[GenerateRequest] = []
@@ -150,7 +151,7 @@ class AsyncService:
                     requests.append(child)
                     parents.append(prompt)
             mailbox = Mailbox()
-            await self.core.submit(requests, mailbox)
+            await core.submit(requests, mailbox)
             for index, (child, prompt) in enumerate(zip(requests, parents, strict=True)):
                 sequences[child.rid] = _Sequence(index, child, prompt, self.tokenizer)
             self.metrics.requests.inc(len(requests))
@@ -163,7 +164,7 @@ class AsyncService:
         finally:
             for sequence in sequences.values():
                 if not sequence.finished:
-                    self.core.forget(sequence.rid)
+                    core.forget(sequence.rid)
             for rid in rids:
                 self._samples.pop(rid, None)
 

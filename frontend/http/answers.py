@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...engine_core.messages import FinishReason
+from ...engine_core.refusal import Refused, RefusedError
 from ..service import Delta
 from .errors import HttpError
 
@@ -57,10 +58,17 @@ class UsageCounter:
 
 
 def raise_if_failed(delta: Delta) -> None:
-    """Raise HttpError for a sequence that the core ended with an error."""
+    """Raise for a sequence that the core ended with an error: RefusedError when the core's
+    message starts with the field at fault, HttpError otherwise.
+    """
     finish = delta.finish
-    if finish is not None and finish.kind == "abort" and finish.status >= 400:
-        raise HttpError(finish.status, finish.message or "the request failed in the engine")
+    if finish is None or finish.kind != "abort" or finish.status < 400:
+        return
+    message = finish.message or "the request failed in the engine"
+    field, colon, reason = message.partition(": ")
+    if colon and field.isidentifier():
+        raise RefusedError(Refused(field, reason, finish.status))
+    raise HttpError(finish.status, message)
 
 
 def matched_stop(finish: FinishReason | None) -> int | str | None:
@@ -93,7 +101,7 @@ class Collected:
 
 
 def collect(deltas: Sequence[Delta], count: int) -> list[Collected]:
-    """Group deltas by sequence. Raises HttpError when one of them failed."""
+    """Group deltas by sequence."""
     sequences = [Collected() for _ in range(count)]
     for delta in deltas:
         sequences[delta.index].add(delta)

@@ -73,6 +73,7 @@ class FakeCore:
         self.slow = 0.002
         self.block = 3
         self.fail_after: int | None = None  # tokens after which every request fails in the core
+        self.priorities = True
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self.corpora: dict[str, tuple[int, str | None]] = {}
@@ -107,6 +108,9 @@ class FakeCore:
                         await self._send(peer, CoreError(Refused("token", "is wrong", 401)))
                     else:
                         await self._send(peer, Ready(PROTOCOL_VERSION, self.info))
+                case GenerateRequest() if message.priority and not self.priorities:
+                    refused = Refused("priority", "needs --enable-priority-scheduling")
+                    await self._send(peer, CoreError(refused, message.rid))
                 case GenerateRequest():
                     self.requests.append(message)
                     self.running[message.rid] = asyncio.create_task(self._run(peer, message))

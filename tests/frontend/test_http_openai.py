@@ -281,6 +281,16 @@ def test_error_after_the_headers_is_an_event(short_folder: Path) -> None:
         assert failed.json()["error"]["message"] == "the numbers broke"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_refusal_of_the_core_keeps_its_status_and_field(short_folder: Path, stream: bool) -> None:
+    with live_server(short_folder) as live:
+        live.core.priorities = False
+        refused = post(live, "/v1/completions", {"prompt": "a", "priority": 3, "stream": stream})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "priority"
+        assert live.service.core.open_requests == 0
+
+
 def test_dead_core_fails_open_requests_within_a_second(short_folder: Path) -> None:
     with live_server(short_folder) as live:
         live.core.slow = 0.2
