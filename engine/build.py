@@ -9,16 +9,14 @@ from typing import TypeVar
 import msgspec
 import torch
 
+from ..engine_core.assembly import Assembly, assemble, load_tail
 from ..engine_core.config import CoreConfig, EngineConfig, refuse_config, resolve_config
-from ..engine_core.controller import LengthController
 from ..engine_core.core import EngineCore
 from ..engine_core.messages import CoreInfo
 from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
 from ..engine_core.model_path import ModelNotFound, resolve_model
-from ..engine_core.ngram import NgramProposer
 from ..engine_core.refusal import Refused, RefusedError
-from ..engine_core.step_times import measure_times
-from ..engine_core.tail_decoder import TailDecoder, TokenizersTail
+from ..engine_core.step_times import StepTimes, measure_times
 from ..engine_core.trace import TRACE_VERSION, TraceFile, TraceHeader, TraceWriter
 from ..engine_core.worker import WorkerInfo
 from .future_map import FutureMap
@@ -42,22 +40,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A core with what stands beside it. ``proposer`` is None without a host drafter."""
+    """An assembled core, its worker, and what clients are told of both."""
 
-    core: EngineCore
+    assembly: Assembly
     worker: TorchWorker
-    proposer: NgramProposer | None
-    trace: TraceWriter | None
     info: CoreInfo
+
+    @property
+    def core(self) -> EngineCore:
+        """The core, which drives the worker."""
+        return self.assembly.core
 
     def shutdown(self) -> None:
         """Stop the worker's thread; idempotent."""
         self.worker.shutdown()
-
-
-def build_core(config: EngineConfig) -> EngineCore:
-    """The engine core of a configuration, its worker running. Raises RefusedError."""
-    return build_engine(config).core
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -116,28 +112,15 @@ def build_worker(config: EngineConfig) -> TorchWorker:
 
 
 def _assemble(resolved: CoreConfig, worker: TorchWorker) -> Engine:
-    config, sizes = resolved.engine, resolved.worker
-    proposer: NgramProposer | None = None
-    controller: LengthController | None = None
-    knots: tuple[tuple[int, float], ...] = ()
+    times: StepTimes | None = None
     if resolved.drafter is not None:
-        proposer = NgramProposer(config.ngram())
-        most = resolved.max_running_requests * resolved.draft_width
-        times = measure_times(worker, most)
-        knots = times.knots
-        controller = LengthController(
-            times, sizes.max_slots, resolved.draft_width - 1, config.speculative_length_policy
-        )
-    trace = _open_trace(resolved, knots)
-    core = EngineCore(
-        resolved,
-        worker,
-        host_drafter=proposer,
-        tail=_tail(config),
-        controller=controller,
-        trace=trace,
-    )
-    return Engine(core, worker, proposer, trace, _core_info(resolved))
+        times = measure_times(worker, resolved.max_running_requests * resolved.draft_width)
+    config = resolved.engine
+    tail_flag = "model" if config.tokenizer_path is None else "tokenizer_path"
+    tail = _guard(tail_flag, lambda: load_tail(config))
+    trace = _open_trace(resolved, () if times is None else times.knots)
+    assembly = assemble(resolved, worker, times, tail, trace)
+    return Engine(assembly, worker, _core_info(resolved))
 
 
 def _core_info(resolved: CoreConfig) -> CoreInfo:
@@ -215,19 +198,6 @@ def _make_pool(
             )
         )
     return KVPool(pages, config.page_size, model_config, model.dtype, device)
-
-
-def _tail(config: EngineConfig) -> TailDecoder | None:
-    """The decoder for stop strings; None if the model has no tokenizer.json."""
-    if config.tokenizer_path is not None:
-        folder = Path(config.tokenizer_path).expanduser()
-    else:
-        folder = resolve_model(config.model, config.revision)
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
-    field = "model" if config.tokenizer_path is None else "tokenizer_path"
-    return _guard(field, lambda: TokenizersTail(str(path)))
 
 
 def _open_trace(config: CoreConfig, knots: tuple[tuple[int, float], ...]) -> TraceWriter | None:

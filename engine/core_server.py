@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
-from ..engine_core.corpora import CorpusError
+from ..engine_core.assembly import NO_NGRAM
 from ..engine_core.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -33,7 +33,7 @@ from ..engine_core.messages import (
 from ..engine_core.refusal import Refused
 from ..engine_core.worker import WorkerFailed
 from .build import Engine
-from .corpus_loader import FIELD, CorpusLoader
+from .corpus_loader import CorpusLoader
 from .wakeup import Wakeup
 
 # Larger frames are dropped by ZeroMQ with the connection; up to here they get an answer.
@@ -44,9 +44,6 @@ _PROBE_S = 1.0
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 20_000  # a process that ends closes its connection; only hosts get lost
 _LINGER_MS = 1000
-_NO_NGRAM = Refused(
-    "speculative_algorithm", "external corpora need --speculative-algorithm NGRAM", 400
-)
 
 
 class CoreServer:
@@ -67,8 +64,10 @@ class CoreServer:
         self._deadline: float | None = None
         self._next_probe = 0.0
         self._loader: CorpusLoader | None = None
-        if engine.proposer is not None:
-            self._loader = CorpusLoader(engine.proposer, engine.info.vocab_size, wakeup.wake)
+        if engine.assembly.proposer is not None:
+            self._loader = CorpusLoader(
+                engine.assembly.proposer, engine.info.vocab_size, wakeup.wake
+            )
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -177,21 +176,18 @@ class CoreServer:
                 self._abort(client, message)
             case FlushCache(call=call):
                 refused = self._core.flush_cache()
-                if refused is None and self._engine.trace is not None:
-                    self._engine.trace.control(message)
                 self._reply(client, call, refused, "flushed the radix cache and learned n-grams")
             case GetStats(call=call):
                 self._send(client, self._core.stats(call))
             case AddCorpus(call=call):
-                refused = _NO_NGRAM if self._loader is None else self._loader.start(client, message)
+                refused = NO_NGRAM if self._loader is None else self._loader.start(client, message)
                 if refused is not None:
                     self._reply(client, call, refused)
-            case RemoveCorpus():
-                self._remove_corpus(client, message)
+            case RemoveCorpus(call=call, name=name):
+                refused = self._engine.assembly.remove_corpus(message)
+                self._reply(client, call, refused, f"{name!r} is not loaded any more")
             case ListCorpora(call=call):
-                proposer = self._engine.proposer
-                counts = {} if proposer is None else proposer.corpora.counts()
-                self._send(client, CallReply(call, counts=counts))
+                self._send(client, CallReply(call, counts=self._corpora()))
             case Shutdown(drain_s=drain_s):
                 self._stop_within(max(0.0, drain_s))
             case Hello():
@@ -219,33 +215,25 @@ class CoreServer:
             if rid in mine:
                 self._core.abort(rid)
 
-    def _remove_corpus(self, client: bytes, message: RemoveCorpus) -> None:
-        proposer = self._engine.proposer
-        if proposer is None:
-            self._reply(client, message.call, _NO_NGRAM)
-            return
-        if proposer.corpora.remove(message.name) and self._engine.trace is not None:
-            self._engine.trace.control(message)
-        self._reply(client, message.call, None, f"{message.name!r} is not loaded any more")
-
     def _finish_load(self) -> None:
         loaded = None if self._loader is None else self._loader.finished()
-        if loaded is None or self._engine.proposer is None:
+        if loaded is None:
             return
         client, message, built = loaded
+        refused: Refused | None
         if isinstance(built, Refused):
-            self._reply(client, message.call, built)
+            refused = built
+        else:
+            refused = self._engine.assembly.install_corpus(message, built)
+        if refused is not None:
+            self._reply(client, message.call, refused)
             return
-        corpora = self._engine.proposer.corpora
-        try:
-            corpora.install(message.name, built, message.tenant)
-        except CorpusError as error:
-            self._reply(client, message.call, Refused(FIELD, str(error)))
-            return
-        if self._engine.trace is not None:
-            self._engine.trace.control(message)
-        counts = {message.name: corpora.counts()[message.name]}
+        counts = {message.name: self._corpora()[message.name]}
         self._send(client, CallReply(message.call, None, f"loaded {message.name!r}", counts))
+
+    def _corpora(self) -> dict[str, int]:
+        proposer = self._engine.assembly.proposer
+        return {} if proposer is None else proposer.corpora.counts()
 
     def _reply(self, client: bytes, call: int, refused: Refused | None, message: str = "") -> None:
         self._send(client, CallReply(call, refused, "" if refused is not None else message))

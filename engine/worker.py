@@ -13,7 +13,6 @@ from ..engine_core.worker import WorkerFailed, WorkerInfo
 from .measure import StepTimer
 from .step import StepRunner
 
-
 _JOIN_S = 5.0
 
 

@@ -1,0 +1,128 @@
+"""A core put together with its drafter, controller and tail decoder, live or for a replay."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never, final
+
+from ..cython_ext.suffix_automaton import SuffixAutomaton
+from .config import CoreConfig, EngineConfig
+from .controller import LengthController
+from .core import EngineCore
+from .corpora import CorpusError, build_corpus
+from .ids import i32
+from .messages import AddCorpus, FlushCache, GenerateRequest, RemoveCorpus, RequestOutput
+from .model_path import resolve_model
+from .ngram import NgramProposer
+from .refusal import Refused
+from .step_times import StepTimes
+from .tail_decoder import TailDecoder, TokenizersTail
+from .trace import Control, TraceHeader, TraceWriter
+from .worker import Worker
+
+NO_NGRAM = Refused(
+    "speculative_algorithm", "external corpora need --speculative-algorithm NGRAM", 400
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A core and what is reached beside it. ``proposer`` is None without a host drafter."""
+
+    core: EngineCore
+    proposer: NgramProposer | None
+    trace: TraceWriter | None
+
+    def submit(self, message: GenerateRequest) -> Refused | None:
+        """Queue a request."""
+        return self.core.submit(message)
+
+    def abort(self, rid: str) -> bool:
+        """End a request."""
+        return self.core.abort(rid)
+
+    def step(self) -> list[RequestOutput]:
+        """One iteration. Raises WorkerFailed."""
+        return self.core.step()
+
+    def control(self, message: Control) -> Refused | None:
+        """Flush, or change corpora at once; an added one is built before this returns."""
+        match message:
+            case FlushCache():
+                return self.core.flush_cache()
+            case AddCorpus():
+                try:
+                    built = build_corpus([i32(document) for document in message.documents])
+                except CorpusError as error:
+                    return Refused("corpus", str(error))
+                return self.install_corpus(message, built)
+            case RemoveCorpus():
+                return self.remove_corpus(message)
+            case _:
+                assert_never(message)
+
+    def install_corpus(self, message: AddCorpus, built: SuffixAutomaton) -> Refused | None:
+        """Propose from a corpus that was built of the message's documents, from now on."""
+        if self.proposer is None:
+            return NO_NGRAM
+        try:
+            self.proposer.corpora.install(message.name, built, message.tenant)
+        except CorpusError as error:
+            return Refused("corpus", str(error))
+        if self.trace is not None:
+            self.trace.control(message)
+        return None
+
+    def remove_corpus(self, message: RemoveCorpus) -> Refused | None:
+        """Drop a corpus; one that is not there is fine."""
+        if self.proposer is None:
+            return NO_NGRAM
+        if self.proposer.corpora.remove(message.name) and self.trace is not None:
+            self.trace.control(message)
+        return None
+
+
+def assemble(
+    config: CoreConfig,
+    worker: Worker,
+    times: StepTimes | None,
+    tail: TailDecoder | None,
+    trace: TraceWriter | None,
+) -> Assembly:
+    """Put a core together; ``times`` are needed with a drafter. Raises ValueError without."""
+    proposer: NgramProposer | None = None
+    controller: LengthController | None = None
+    if config.drafter is not None:
+        if times is None:
+            raise ValueError("a drafter needs the worker's step times")
+        proposer = NgramProposer(config.engine.ngram())
+        policy = config.engine.speculative_length_policy
+        controller = LengthController(
+            times, config.worker.max_slots, config.draft_width - 1, policy
+        )
+    core = EngineCore(
+        config, worker, host_drafter=proposer, tail=tail, controller=controller, trace=trace
+    )
+    return Assembly(core, proposer, trace)
+
+
+def assemble_replay(header: TraceHeader, worker: Worker, trace: TraceWriter) -> Assembly:
+    """The core that a trace's header describes, for :func:`~.replay.replay_core`."""
+    times = None
+    if header.config.drafter is not None:
+        sizes, seconds = zip(*header.step_times, strict=True)
+        times = StepTimes(sizes, seconds)
+    return assemble(header.config, worker, times, load_tail(header.config.engine), trace)
+
+
+def load_tail(config: EngineConfig) -> TailDecoder | None:
+    """The decoder for stop strings; None if the model has no tokenizer.json.
+
+    Raises ModelNotFound, ValueError or OSError when the tokenizer cannot be read.
+    """
+    if config.tokenizer_path is not None:
+        folder = Path(config.tokenizer_path).expanduser()
+    else:
+        folder = resolve_model(config.model, config.revision)
+    path = folder / "tokenizer.json"
+    return TokenizersTail(str(path)) if path.is_file() else None
