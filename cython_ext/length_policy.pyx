@@ -7,7 +7,7 @@ from libc.string cimport memset
 
 cdef double PRIOR_TRIES = 6.0       # weight of a cell's prior, in observations
 cdef double MAX_TRIES = 800.0       # a cell halves its counts here, so that it follows the traffic
-cdef double SLOT_PRIOR = 8.0        # weight of "this request is like the others", in levels
+cdef double SLOT_PRIOR = 5.0        # weight of "this request is like the others", in levels
 cdef double SLOT_DECAY = 0.96       # a request's own levels fade by this factor a level
 cdef double SURE = 0.995            # no estimate goes above
 cdef double HOPELESS = 0.01         # nodes below are never worth a token

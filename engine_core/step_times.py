@@ -1,9 +1,9 @@
 """T(batch tokens): seconds that a step of so many query tokens takes, measured and kept current.
 
 The table starts from :meth:`Worker.measure` and is refreshed from the steps' own ``busy_ns``. A
-knot's time is its measured time times a running median of (seen / measured): its own median while
-it has fresh samples, else the median over all sizes, so that a change that touches every step
-(longer contexts, a busier machine) moves sizes that were not run lately too.
+knot with fresh samples is scaled by their running median of (seen / measured), the others by what
+lies between their fresh neighbours: a change that touches every step (longer contexts, a busier
+machine) moves sizes that were not run lately too.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ F64 = npt.NDArray[np.float64]
 
 SAMPLES = 15  # of a running median; a third of them must be wrong to move it far
 MIN_SAMPLES = 5
-FRESH_STEPS = 400  # samples of a size older than this many steps are not trusted alone
+FRESH_STEPS = 400  # samples of a size not seen for so many steps are not trusted
 REBUILD_EVERY = 8  # steps between two refreshes of the dense table
 
 
@@ -47,6 +47,7 @@ class StepTimes:
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
         self._sizes = np.array(sizes, dtype=np.float64)
+        self._log_sizes = np.log2(np.maximum(self._sizes, 1.0))
         self._measured = np.maximum.accumulate(np.array(seconds, dtype=np.float64))
         if len(sizes) != len(seconds) or not len(sizes):
             raise ValueError(f"{len(seconds)} times for {len(sizes)} sizes")
@@ -56,7 +57,6 @@ class StepTimes:
             raise ValueError(f"times must be positive seconds, got {list(seconds)}")
         self._samples = [deque[float](maxlen=SAMPLES) for _ in sizes]
         self._last_seen = [0] * len(sizes)
-        self._all = deque[float](maxlen=2 * SAMPLES)
         self._steps = 0
         self._grid = np.arange(int(sizes[-1]) + 1, dtype=np.float64)
         self._base = np.interp(self._grid, self._sizes, self._measured)
@@ -84,19 +84,23 @@ class StepTimes:
         knot = int(np.argmin(np.abs(self._sizes - batch_tokens)))
         self._samples[knot].append(ratio)
         self._last_seen[knot] = self._steps
-        self._all.append(ratio)
         if self._steps % REBUILD_EVERY == 0:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        overall = _median(self._all)
-        scales = [
-            _median(samples)
-            if len(samples) >= MIN_SAMPLES and self._steps - seen <= FRESH_STEPS
-            else overall
-            for samples, seen in zip(self._samples, self._last_seen, strict=True)
+        fresh = [
+            knot
+            for knot, samples in enumerate(self._samples)
+            if len(samples) >= MIN_SAMPLES and self._steps - self._last_seen[knot] <= FRESH_STEPS
         ]
-        times = np.maximum.accumulate(self._measured * np.array(scales))
+        if not fresh:
+            return
+        scales = np.interp(
+            self._log_sizes,
+            self._log_sizes[fresh],
+            [_median(self._samples[knot]) for knot in fresh],
+        )
+        times = np.maximum.accumulate(self._measured * scales)
         self.table = np.interp(self._grid, self._sizes, times)
 
 

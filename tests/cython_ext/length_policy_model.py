@@ -33,7 +33,7 @@ class PolicyModel:
 
     def offer(self, slot: int, match: int, tree: list[tuple[int, int, float]]) -> None:
         hits, promised = self.levels.get(slot, (0.0, 0.0))
-        factor = (hits + 8.0) / (promised + 8.0)
+        factor = (hits + 5.0) / (promised + 5.0)
         nodes: list[Node] = []
         depth = [0]
         for i, (token, parent, weight) in enumerate(tree):
