@@ -23,6 +23,8 @@ from ..engine_core.config import EngineConfig, refuse_config
 from ..engine_core.core_launch import CoreLaunch, CoreStatus, decode_status, encode_line
 from ..engine_core.messages import CoreInfo
 from ..engine_core.refusal import RefusedError
+from ..engine_core.replay import ReplayReport, replay_worker
+from ..engine_core.trace import TraceReader
 from .errors import LaunchError
 from .private_dir import make_private_dir
 
@@ -205,3 +207,24 @@ def describe_exit(status: int | None) -> str:
     if status < 0:
         return f"killed by signal {-status}"
     return f"exit status {status}"
+
+
+def replay_on_model(path: str) -> ReplayReport:
+    """Run a trace's plans on the model again, in this process; compare what each step decided.
+
+    Raises TraceError, RefusedError for a model that is not there any more, WorkerFailed.
+    """
+    from ..engine.build import build_worker
+
+    trace = TraceReader(path)
+    recorded = trace.header.config.worker
+    config = msgspec.structs.replace(
+        trace.header.config.engine,
+        num_threads=recorded.num_threads,
+        max_total_tokens=recorded.num_pages * recorded.page_size,
+    )
+    worker = build_worker(config)
+    try:
+        return replay_worker(trace, worker)
+    finally:
+        worker.shutdown()
