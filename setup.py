@@ -13,7 +13,7 @@ setup(
             f"outrider.{folder}.{source.stem}",
             [str(source)],
             depends=[str(header) for header in sorted(package.glob(f"{folder}/*.h"))],
-            extra_compile_args=["-O3", "-g0"],
+            extra_compile_args=["-O3", "-g0", "-Wno-psabi"],
         )
         for folder in ("cython_ext", "kernels")
         for source in sorted(package.glob(f"{folder}/*.pyx"))

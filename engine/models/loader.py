@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 
 from ...engine_core.model_config import ModelConfig
-from ..weights import Checkpoint, RandomTensors
+from ..weights import Checkpoint, RandomTensors, TensorSource
+from .cpu_decoder import NativeDecoder, supports_cpu_kernels
 from .decoder_weights import IGNORABLE
 from .model import Model
 from .torch_decoder import TorchDecoder
@@ -20,15 +21,29 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     load_format: LoadFormat = "auto",
+    native: bool = True,
 ) -> Model:
     """The model of ``folder``, computing in ``dtype`` on ``device``.
 
     ``load_format``: "auto" and "safetensors" read the folder's safetensors; "dummy" makes random
-    weights and reads nothing. Raises WeightsError naming the tensor or file that is wrong.
+    weights and reads nothing. ``native`` False keeps to the torch reference where native kernels
+    exist. Raises WeightsError naming the tensor or file that is wrong.
     """
     if load_format == "dummy":
-        return TorchDecoder(RandomTensors(dtype), config, dtype, device)
+        return _build(RandomTensors(dtype), config, dtype, device, native)
     checkpoint = Checkpoint(folder)
-    model = TorchDecoder(checkpoint, config, dtype, device)
+    model = _build(checkpoint, config, dtype, device, native)
     checkpoint.finish(IGNORABLE)
     return model
+
+
+def _build(
+    source: TensorSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    native: bool,
+) -> Model:
+    if native and supports_cpu_kernels(config, dtype, device):
+        return NativeDecoder(source, config)
+    return TorchDecoder(source, config, dtype, device)

@@ -1,0 +1,143 @@
+/* The decoder stack around the matmuls and attention; included once per instruction set. */
+
+/* out = x / sqrt(mean(x^2) + eps) * weight; in place when out == x. */
+static void ISA(rms_norm_row)(const float *x, const float *weight, int64_t size, float eps,
+                              float *out)
+{
+    v8f squares = {0};
+    float rest = 0.0f;
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+        v8f v = ISA(load)(x + i);
+        squares = v * v + squares;
+    }
+    for (; i < size; i++)
+        rest += x[i] * x[i];
+    float scale = 1.0f / __builtin_sqrtf((ISA(sum8)(squares) + rest) / (float)size + eps);
+    for (i = 0; i + 8 <= size; i += 8)
+        ISA(store)(out + i, ISA(load)(x + i) * scale * ISA(load)(weight + i));
+    for (; i < size; i++)
+        out[i] = x[i] * scale * weight[i];
+}
+
+static void ISA(rms_norm)(const float *x, const float *weight, int64_t rows, int64_t size,
+                          float eps, float *out)
+{
+    for (int64_t r = 0; r < rows; r++)
+        ISA(rms_norm_row)(x + r * size, weight, size, eps, out + r * size);
+}
+
+/* Rotate the pairs (i, i + half) of one head; out may be x. */
+static void ISA(rotate)(const float *x, const float *cos, const float *sin, int64_t half,
+                        float *out)
+{
+    int64_t i = 0;
+    for (; i + 8 <= half; i += 8) {
+        v8f low = ISA(load)(x + i), high = ISA(load)(x + half + i);
+        v8f c = ISA(load)(cos + i), s = ISA(load)(sin + i);
+        ISA(store)(out + i, low * c - high * s);
+        ISA(store)(out + half + i, high * c + low * s);
+    }
+    for (; i < half; i++) {
+        float low = x[i], high = x[half + i];
+        out[i] = low * cos[i] - high * sin[i];
+        out[half + i] = high * cos[i] + low * sin[i];
+    }
+}
+
+/* Norm and rotate queries in place, keys into the cache; copy values into the cache. */
+static void ISA(prepare_heads)(const decoder_model *model, const decoder_layer *layer,
+                               const ragged_batch *batch, const decoder_cache *cache, float *qkv,
+                               float *queries, float *keys, float *values)
+{
+    int64_t dim = model->head_dim, kv_size = model->kv_heads * dim, half = dim / 2;
+    int64_t width = layer->qkv.panels * PANEL, q_size = model->heads * dim;
+    for (int64_t t = 0; t < batch->num_tokens; t++) {
+        const float *cos = cache->cos + batch->positions[t] * half;
+        const float *sin = cache->sin + batch->positions[t] * half;
+        float *row = qkv + t * width, *key = keys + batch->kv_slots[t] * kv_size;
+        for (int64_t h = 0; h < model->heads + model->kv_heads; h++) {
+            const float *norm = h < model->heads ? layer->q_norm : layer->k_norm;
+            float *x = row + h * dim;
+            if (norm)
+                ISA(rms_norm_row)(x, norm, dim, model->eps, x);
+            ISA(rotate)(x, cos, sin, half,
+                        h < model->heads ? queries + t * q_size + h * dim
+                                         : key + (h - model->heads) * dim);
+        }
+        __builtin_memcpy(values + batch->kv_slots[t] * kv_size, row + q_size + kv_size,
+                         (size_t)kv_size * sizeof(float));
+    }
+}
+
+static float ISA(element)(const void *data, int64_t index, int is_float32)
+{
+    if (is_float32)
+        return ((const float *)data)[index];
+    uint32_t bits = (uint32_t)((const uint16_t *)data)[index] << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* Embedding rows; a tied embedding is read back from the panels of the head. */
+static void ISA(embed)(const decoder_model *model, const int64_t *ids, int64_t rows, float *out)
+{
+    const packed_matrix *head = &model->lm_head;
+    for (int64_t t = 0; t < rows; t++, out += model->hidden) {
+        if (model->embed) {
+            for (int64_t k = 0; k < model->hidden; k++)
+                out[k] = ISA(element)(model->embed, ids[t] * model->hidden + k,
+                                      model->embed_is_float32);
+            continue;
+        }
+        int64_t column = ids[t] % PANEL, base = ids[t] / PANEL * PANEL * head->k;
+        if (!head->is_float32)
+            column = column % 8 * 2 + column / 8;
+        for (int64_t k = 0; k < model->hidden; k++)
+            out[k] = ISA(element)(head->data, base + k * PANEL + column, head->is_float32);
+    }
+}
+
+static void ISA(layer_forward)(const decoder_model *model, const decoder_layer *layer,
+                               const ragged_batch *batch, const decoder_cache *cache,
+                               const decoder_scratch *scratch, int64_t index)
+{
+    int64_t rows = batch->num_tokens, hidden = model->hidden, dim = model->head_dim;
+    int64_t plane = cache->num_slots * model->kv_heads * dim, gated = layer->gate_up.panels * 8;
+    float *keys = cache->data + 2 * index * plane, *values = keys + plane;
+    float *queries = scratch->normed;
+    ISA(rms_norm)(scratch->stream, layer->input_norm, rows, hidden, model->eps, scratch->normed);
+    ISA(matmul)(&layer->qkv, scratch->normed, hidden, rows, scratch->qkv,
+                layer->qkv.panels * PANEL, EPILOGUE_STORE);
+    ISA(prepare_heads)(model, layer, batch, cache, scratch->qkv, queries, keys, values);
+    attention_args args = {queries,        keys,          values,      model->heads,
+                                model->kv_heads, dim,           layer->window, model->scale,
+                                scratch->context, scratch->states, scratch->gathered};
+    ISA(attention)(&args, batch, scratch->slots);
+    ISA(matmul)(&layer->o, scratch->context, model->heads * dim, rows, scratch->stream, hidden,
+                EPILOGUE_ADD);
+    ISA(rms_norm)(scratch->stream, layer->post_norm, rows, hidden, model->eps, scratch->normed);
+    ISA(matmul)(&layer->gate_up, scratch->normed, hidden, rows, scratch->gated, gated,
+                EPILOGUE_SILU_MUL);
+    ISA(matmul)(&layer->down, scratch->gated, gated, rows, scratch->stream, hidden, EPILOGUE_ADD);
+}
+
+/* captured: [num_capture, T, hidden], the stream that enters each layer of `capture`. */
+static void ISA(decoder_forward)(const decoder_model *model, const ragged_batch *batch,
+                                 const decoder_cache *cache, const decoder_scratch *scratch,
+                                 const int64_t *capture, int64_t num_capture, float *captured,
+                                 float *hidden)
+{
+    size_t bytes = (size_t)(batch->num_tokens * model->hidden) * sizeof(float);
+    int64_t next = 0;
+    ISA(embed)(model, batch->input_ids, batch->num_tokens, scratch->stream);
+    for (int64_t i = 0; i <= model->num_layers; i++) {
+        if (next < num_capture && capture[next] == i)
+            __builtin_memcpy((char *)captured + bytes * next++, scratch->stream, bytes);
+        if (i < model->num_layers)
+            ISA(layer_forward)(model, &model->layers[i], batch, cache, scratch, i);
+    }
+    ISA(rms_norm)(scratch->stream, model->final_norm, batch->num_tokens, model->hidden, model->eps,
+                  hidden);
+}

@@ -1,0 +1,84 @@
+/* Types shared by the CPU kernels of every instruction set. */
+#ifndef OUTRIDER_CPU_TYPES_H
+#define OUTRIDER_CPU_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define PANEL 16 /* output columns of a weight panel: two vectors of 8 */
+
+typedef float v8f __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+typedef uint32_t v8u __attribute__((vector_size(32)));
+typedef v8f v8f_unaligned __attribute__((aligned(4), may_alias));
+typedef v8u v8u_unaligned __attribute__((aligned(4), may_alias));
+
+/* A weight matrix [n, k] in panels of 16 output columns, k-major inside a panel. A bfloat16 step
+ * is 8 words whose low halves are columns 0..7 and whose high halves are columns 8..15, so that a
+ * shift and a mask widen them to float32; a float32 step is the 16 columns. Missing columns are 0. */
+typedef struct {
+    const void *data;
+    const float *bias; /* float32[panels * 16] in panel order, or NULL */
+    int64_t n, k, panels;
+    int is_float32;
+} packed_matrix;
+
+enum { EPILOGUE_STORE = 0, EPILOGUE_ADD = 1, EPILOGUE_SILU_MUL = 2 };
+
+typedef struct {
+    packed_matrix qkv, o, gate_up, down;
+    const float *input_norm, *post_norm, *q_norm, *k_norm; /* the last two may be NULL */
+    int64_t window;                                        /* positions, 0 for all */
+} decoder_layer;
+
+typedef struct {
+    int64_t hidden, inner, heads, kv_heads, head_dim, num_layers;
+    float eps, scale;
+    decoder_layer *layers;
+    const float *final_norm;
+    packed_matrix lm_head;
+    const void *embed; /* [vocabulary, hidden] rows, or NULL: the columns of lm_head */
+    int embed_is_float32;
+} decoder_model;
+
+/* One ragged batch; ForwardBatch documents the fields. */
+typedef struct {
+    int64_t num_tokens, num_rows, table_width, page_size;
+    const int64_t *input_ids, *positions, *kv_slots, *tree_bits;
+    const int32_t *cu_q, *kv_lens, *page_table;
+    const uint8_t *is_tree;
+} ragged_batch;
+
+/* Running softmax of one query head. */
+typedef struct {
+    v8f sum;
+    float max;
+} softmax_state;
+
+/* One attention over [slots, kv heads, head_dim] caches; gathered holds a tree node's slots. */
+typedef struct {
+    const float *query, *keys, *values;
+    int64_t heads, kv_heads, head_dim, window;
+    float scale;
+    float *out;
+    softmax_state *states; /* [longest row * heads / kv_heads] */
+    int32_t *gathered;     /* [32 + 64] */
+} attention_args;
+
+/* Working memory of a forward pass, all owned by the caller. */
+typedef struct {
+    float *stream, *normed, *qkv, *context, *gated; /* [T, ...] */
+    int32_t *slots;                                 /* [sum of kv_lens], by row */
+    int32_t *gathered;
+    softmax_state *states;
+} decoder_scratch;
+
+/* [layers, 2, slots, kv heads, head_dim] float32 and the rotary tables [positions, head_dim / 2]. */
+typedef struct {
+    float *data;
+    int64_t num_slots;
+    const float *cos, *sin;
+} decoder_cache;
+
+#endif

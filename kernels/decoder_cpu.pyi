@@ -1,0 +1,167 @@
+"""Native float32 kernels for dense decoders on a CPU.
+
+Weights are float32, or bfloat16 given as the uint16 bit patterns and widened exactly in
+registers: the mathematics is float32 throughout. All arrays are C-contiguous. A token's results
+are bit-identical in every batch (docs/decisions/0003-cpu-kernels.md). Calls release the GIL.
+``portable`` takes the code for the base instruction set where AVX2 would run; the two may differ
+in the last bits, since only one fuses multiply and add.
+"""
+
+from typing import TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Weights: TypeAlias = NDArray[np.uint16] | NDArray[np.float32]
+
+def has_avx2() -> bool:
+    """Whether the AVX2 code can run here."""
+
+def measure_multiply_add_rate() -> float:
+    """Operations per second of this core, measured now (two for each lane of a multiply-add)."""
+
+def measure_stream_bandwidth(num_bytes: int) -> float:
+    """Bytes per second of the second pass over a block of ``num_bytes``, measured now."""
+
+@final
+class Arena:
+    """One block of ``num_bytes``, on huge pages where possible, from which matrices are cut."""
+
+    def __init__(self, num_bytes: int) -> None: ...
+
+@final
+class PackedMatrix:
+    """A weight [outputs, inputs], copied into the layout of the matmul kernel.
+
+    ``bias`` is float32[outputs]. ``pairs``: the rows are two halves (gate and up) that a gated
+    activation will multiply. Memory comes from ``arena`` while it lasts, else from the heap.
+    """
+
+    def __init__(
+        self,
+        weight: _Weights,
+        bias: NDArray[np.float32] | None = None,
+        *,
+        pairs: bool = False,
+        arena: Arena | None = None,
+    ) -> None: ...
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+
+def linear(
+    x: NDArray[np.float32],
+    matrix: PackedMatrix,
+    out: NDArray[np.float32],
+    *,
+    portable: bool = False,
+) -> None:
+    """Write out [M, outputs] = x [M, inputs] W^T + bias."""
+
+def rms_norm(
+    x: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    eps: float,
+    out: NDArray[np.float32],
+    *,
+    portable: bool = False,
+) -> None:
+    """Write out [M, size] = x / sqrt(mean(x^2) + eps) * weight, row by row."""
+
+def paged_attention(
+    query: NDArray[np.float32],
+    key_cache: NDArray[np.float32],
+    value_cache: NDArray[np.float32],
+    positions: NDArray[np.int64],
+    cu_q: NDArray[np.int32],
+    kv_lens: NDArray[np.int32],
+    page_table: NDArray[np.int32],
+    tree_bits: NDArray[np.int64],
+    is_tree: NDArray[np.uint8],
+    page_size: int,
+    scale: float,
+    window: int,
+    out: NDArray[np.float32],
+    *,
+    portable: bool = False,
+) -> None:
+    """Write what kernels.paged_attention returns for the same arguments into ``out``.
+
+    head_dim must be a multiple of 8. Positions must be those of the layout: kv_len - q_len + i
+    for plain rows, start + depth for tree nodes. Raises ValueError naming a wrong argument.
+    """
+
+@final
+class CpuDecoder:
+    """A stack of pre-norm GQA layers with SwiGLU, run in one native call.
+
+    One pass at a time per object. ``head_dim`` must be a multiple of 8.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_size: int,
+        intermediate_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_layers: int,
+        eps: float,
+        portable: bool = False,
+    ) -> None: ...
+    def set_layer(
+        self,
+        index: int,
+        *,
+        input_norm: NDArray[np.float32],
+        qkv: PackedMatrix,
+        q_norm: NDArray[np.float32] | None,
+        k_norm: NDArray[np.float32] | None,
+        o: PackedMatrix,
+        post_norm: NDArray[np.float32],
+        gate_up: PackedMatrix,
+        down: PackedMatrix,
+        window: int,
+    ) -> None:
+        """Install layer ``index``; ``gate_up`` is packed with pairs, ``window`` 0 is full."""
+
+    def set_head(
+        self,
+        *,
+        final_norm: NDArray[np.float32],
+        lm_head: PackedMatrix,
+        embed: _Weights | None,
+    ) -> None:
+        """Install final norm, output head [V, H] and embedding; ``embed`` None is the head."""
+
+    def forward(
+        self,
+        input_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        kv_slots: NDArray[np.int64],
+        cu_q: NDArray[np.int32],
+        kv_lens: NDArray[np.int32],
+        page_table: NDArray[np.int32],
+        tree_bits: NDArray[np.int64],
+        is_tree: NDArray[np.uint8],
+        kv: NDArray[np.float32],
+        page_size: int,
+        cos: NDArray[np.float32],
+        sin: NDArray[np.float32],
+        capture_layers: NDArray[np.int64],
+        captured: NDArray[np.float32],
+        hidden: NDArray[np.float32],
+    ) -> None:
+        """Run a ForwardBatch: write ``hidden`` [T, H] after the final norm and the new KV.
+
+        ``kv`` [layers, 2, slots, kv heads, head_dim]; ``cos``, ``sin`` [positions, head_dim / 2];
+        ``captured`` [captured layers, T, H] gets the stream that enters each of the ascending
+        ``capture_layers``. Raises ValueError naming a wrong argument.
+        """
+
+    def logits(self, hidden: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """Write out [N, V] = hidden [N, H] W^T of the output head."""
