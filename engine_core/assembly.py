@@ -9,11 +9,13 @@ from .config import CoreConfig, EngineConfig
 from .controller import LengthController
 from .core import EngineCore
 from .corpora import CorpusError, build_corpus
+from .drafter_loader import make_host_drafter
+from .host_drafter import HostDrafter
 from .ids import i32
 from .messages import AddCorpus, FlushCache, GenerateRequest, RemoveCorpus, RequestOutput
 from .model_path import resolve_model
 from .ngram import NgramProposer
-from .refusal import Refused
+from .refusal import Refused, RefusedError
 from .step_times import StepTimes
 from .tail_decoder import TailDecoder, TokenizersTail
 from .trace import Control, TraceHeader, TraceWriter
@@ -27,7 +29,7 @@ NO_NGRAM = Refused(
 @final
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A core and what is reached beside it. ``proposer`` is None without a host drafter."""
+    """A core and what is reached beside it. ``proposer`` is NGRAM's, which alone has corpora."""
 
     core: EngineCore
     proposer: NgramProposer | None
@@ -89,20 +91,27 @@ def assemble(
     tail: TailDecoder | None,
     trace: TraceWriter | None,
 ) -> Assembly:
-    """Put a core together; ``times`` are needed with a drafter. Raises ValueError without."""
-    proposer: NgramProposer | None = None
+    """Put a core together; ``times`` are needed with a drafter. Raises ValueError without.
+
+    Raises RefusedError for a drafter that cannot be made.
+    """
+    drafter: HostDrafter | None = None
     controller: LengthController | None = None
     if config.drafter is not None:
         if times is None:
             raise ValueError("a drafter needs the worker's step times")
-        proposer = NgramProposer(config.engine.ngram())
+        made = make_host_drafter(config.drafter, config.engine)
+        if isinstance(made, Refused):
+            raise RefusedError(made)
+        drafter = made
         policy = config.engine.speculative_length_policy
         controller = LengthController(
             times, config.worker.max_slots, config.draft_width - 1, policy
         )
     core = EngineCore(
-        config, worker, host_drafter=proposer, tail=tail, controller=controller, trace=trace
+        config, worker, host_drafter=drafter, tail=tail, controller=controller, trace=trace
     )
+    proposer = drafter if isinstance(drafter, NgramProposer) else None
     return Assembly(core, proposer, trace)
 
 

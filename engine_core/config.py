@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from .drafter_spec import DrafterSpec, find_drafter
+from .drafter_spec import MAX_DRAFT_TOKENS, NGRAM, DrafterSpec, find_drafter
 from .ngram import NgramConfig
 from .refusal import Refused
 from .worker import WorkerInfo
@@ -99,12 +99,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def num_draft_tokens(self, spec: DrafterSpec) -> int:
         """Nodes verified a request, the bonus token included."""
-        return self.speculative_num_draft_tokens or spec.default_num_draft_tokens
+        given = self.speculative_num_draft_tokens
+        return spec.default_num_draft_tokens if given is None else given
+
+    def without_speculation(self) -> "EngineConfig":
+        """The same engine with plain decoding, as a baseline."""
+        return msgspec.structs.replace(
+            self,
+            speculative_algorithm=None,
+            speculative_num_draft_tokens=None,
+            **{field.name: field.default for field in _ngram_fields()},
+        )
 
     def ngram(self) -> NgramConfig:
         """The NGRAM drafter's part."""
         return NgramConfig(
-            num_draft_tokens=self.speculative_num_draft_tokens or 12,
+            num_draft_tokens=self.num_draft_tokens(NGRAM),
             min_bfs_breadth=self.speculative_ngram_min_bfs_breadth,
             max_bfs_breadth=self.speculative_ngram_max_bfs_breadth,
             match_type=self.speculative_ngram_match_type,
@@ -180,20 +190,31 @@ def _refuse_speculation(config: EngineConfig) -> Refused | None:
                 "speculative_num_draft_tokens",
                 "needs --speculative-algorithm; name one or leave this out",
             )
-        if config.speculative_ngram_external_corpus_path is not None:
-            return Refused(
-                "speculative_ngram_external_corpus_path", "needs --speculative-algorithm NGRAM"
-            )
-        return None
+        return _refuse_ngram_flags(config)
     spec = find_drafter(config.speculative_algorithm)
     if isinstance(spec, Refused):
         return spec
     width = config.num_draft_tokens(spec)
-    if not 1 <= width <= 64:
-        return Refused("speculative_num_draft_tokens", f"must be between 1 and 64, got {width}")
-    if spec.name != "NGRAM":
-        return None
+    if not 1 <= width <= MAX_DRAFT_TOKENS:
+        return Refused(
+            "speculative_num_draft_tokens",
+            f"must be between 1 and {MAX_DRAFT_TOKENS}, got {width}",
+        )
+    if spec is not NGRAM:
+        return _refuse_ngram_flags(config)
     return _refuse_ngram(config, width)
+
+
+def _ngram_fields() -> list[msgspec.structs.FieldInfo]:
+    fields = msgspec.structs.fields(EngineConfig)
+    return [field for field in fields if field.name.startswith("speculative_ngram_")]
+
+
+def _refuse_ngram_flags(config: EngineConfig) -> Refused | None:
+    for field in _ngram_fields():
+        if getattr(config, field.name) != field.default:
+            return Refused(field.name, "needs --speculative-algorithm NGRAM; leave it out")
+    return None
 
 
 def _refuse_ngram(config: EngineConfig, width: int) -> Refused | None:

@@ -1,13 +1,16 @@
 """What the core knows of a drafter: a torch-free declaration, and the registry of names."""
 
+import sys
 from enum import Enum
-from importlib.metadata import entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 
 import msgspec
 
 from .refusal import Refused
 
 ENTRY_POINT_GROUP = "outrider.drafters"
+MAX_DRAFT_TOKENS = 64  # nodes of a row, the bonus token included: one bit each in a mask
 
 
 class DraftKV(Enum):
@@ -20,10 +23,11 @@ class DraftKV(Enum):
 
 
 class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Declaration of one algorithm (ARCHITECTURE section 3).
+    """Declaration of one algorithm.
 
     ``host``: proposes on the host from committed text, so its steps are late-bound.
-    ``implementation``: ``module:attribute`` of the drafter, imported by the side that runs it.
+    ``implementation``: ``module:attribute`` of a function ``make(config: EngineConfig, spec:
+    DrafterSpec) -> HostDrafter``, imported by the process that runs the drafter.
     """
 
     name: str
@@ -39,7 +43,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 NGRAM = DrafterSpec(
     name="NGRAM",
-    implementation="outrider.engine_core.ngram:NgramProposer",
+    implementation="outrider.engine_core.ngram:make",
     host=True,
     tree=True,
     default_num_draft_tokens=12,
@@ -60,39 +64,70 @@ RESERVED = (
     "DSPARK",
     "NONE",
 )
+_UNBUILT = set(RESERVED) - set(BUILT_IN)
 
 
 def find_drafter(name: str) -> DrafterSpec | Refused:
-    """Look a drafter up by its (case-insensitive) name: built-in first, then entry points.
+    """Look a drafter up by its (case-insensitive) name: built-in ones, then entry points.
 
     A plug-in is an entry point of group ``outrider.drafters`` whose object is a DrafterSpec.
     """
     key = name.upper()
-    if key in BUILT_IN:
-        return BUILT_IN[key]
+    plugins = _plugins(tuple(sys.path))
+    found = [point for point in plugins if point.name.upper() == key]
     if key in RESERVED:
-        return Refused(
-            "speculative_algorithm",
-            f"{key} is not built yet; choose one of {', '.join(sorted(BUILT_IN))}, or leave it out",
+        if found:
+            return _refuse(f"{_origin(found[0])} takes the reserved name {key}; uninstall it")
+        return BUILT_IN.get(key) or _refuse(
+            f"{key} is not built yet; choose one of {_choices(plugins)}, or leave it out", 501
+        )
+    if not found:
+        return _refuse(f"unknown {name!r}; choose one of {_choices(plugins)}")
+    if len(found) > 1:
+        both = " and ".join(_origin(point) for point in found[:2])
+        return _refuse(f"{both} both add {key}; uninstall one")
+    return _load_plugin(key, found[0])
+
+
+@lru_cache(maxsize=4)
+def _plugins(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Entry points of the group; reading every package's takes tens of milliseconds."""
+    return tuple(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
+    origin = _origin(point)
+    try:
+        spec: object = point.load()
+    except Exception as error:  # a plug-in's import may raise anything
+        return _refuse(f"{origin} cannot be loaded: {type(error).__name__}: {error}")
+    if not isinstance(spec, DrafterSpec):
+        return _refuse(f"{origin} gives {type(spec).__name__}, not an outrider DrafterSpec")
+    try:
+        msgspec.convert(msgspec.structs.asdict(spec), DrafterSpec)
+    except msgspec.ValidationError as error:
+        return _refuse(f"{origin} gives a DrafterSpec that is not valid: {error}")
+    if spec.name.upper() != key:
+        return _refuse(f"{origin} declares the name {spec.name!r}; the two must be equal")
+    if not 1 <= spec.default_num_draft_tokens <= MAX_DRAFT_TOKENS:
+        return _refuse(f"{origin}: default_num_draft_tokens must be 1 to {MAX_DRAFT_TOKENS}")
+    if not spec.host or spec.draft_kv is not DraftKV.NONE or spec.target_layers:
+        return _refuse(
+            f"{origin} declares a drafter on the device; this version runs host drafters only "
+            "(host=True, draft_kv NONE, no target_layers)",
             501,
         )
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name.upper() == key:
-            return _load_plugin(key, point.load())
-    known = sorted({*BUILT_IN, *(p.name.upper() for p in entry_points(group=ENTRY_POINT_GROUP))})
-    return Refused("speculative_algorithm", f"unknown {name!r}; choose one of {', '.join(known)}")
-
-
-def _load_plugin(key: str, spec: object) -> DrafterSpec | Refused:
-    if not isinstance(spec, DrafterSpec):
-        return Refused(
-            "speculative_algorithm",
-            f"entry point {key} of {ENTRY_POINT_GROUP} gives {type(spec).__name__}, "
-            "not an outrider DrafterSpec",
-        )
-    if spec.name.upper() != key:
-        return Refused(
-            "speculative_algorithm",
-            f"entry point {key} declares the name {spec.name!r}; the two must be equal",
-        )
     return spec
+
+
+def _origin(point: EntryPoint) -> str:
+    package = "an unknown package" if point.dist is None else point.dist.name
+    return f"entry point {point.name} = {point.value} of {package}"
+
+
+def _choices(plugins: tuple[EntryPoint, ...]) -> str:
+    return ", ".join(sorted({*BUILT_IN, *(point.name.upper() for point in plugins)} - _UNBUILT))
+
+
+def _refuse(reason: str, status: int = 400) -> Refused:
+    return Refused("speculative_algorithm", reason, status)

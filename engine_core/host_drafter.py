@@ -1,6 +1,6 @@
 """Drafters that propose on the host from committed text (late-bound steps)."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ class HostProposal(NamedTuple):
     weights: NDArray[np.float32]  # [R, N] estimated probability that the node is accepted
 
 
+@runtime_checkable
 class HostDrafter(Protocol):
     """What the scheduler asks of a host drafter. Slots are those of running requests."""
 

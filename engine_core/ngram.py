@@ -1,6 +1,6 @@
 """NGRAM: drafts from the text of all requests of a tenant, and from external corpora."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
@@ -9,7 +9,11 @@ from numpy.typing import NDArray
 from ..cython_ext.draft_tree import merge_trees
 from ..cython_ext.ngram_trie import NgramTrie
 from .corpora import CorpusStore, Shares
+from .drafter_spec import DrafterSpec
 from .host_drafter import HostProposal
+
+if TYPE_CHECKING:
+    from .config import EngineConfig  # which holds an NgramConfig
 
 
 class NgramConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,3 +196,8 @@ class NgramProposer:
     def flush(self) -> None:
         """Forget learned text; open slots keep their context, corpora stay."""
         self.trie.flush()
+
+
+def make(config: "EngineConfig", spec: DrafterSpec) -> NgramProposer:
+    """The drafter of a configuration; what ``DrafterSpec.implementation`` of NGRAM names."""
+    return NgramProposer(config.ngram())

@@ -98,12 +98,7 @@ async def bench_offline(
     Without an algorithm in ``config`` only the baseline is measured. Raises what starting an
     engine raises, RefusedError for a prompt that does not fit, EngineDead.
     """
-    plain = msgspec.structs.replace(
-        config,
-        speculative_algorithm=None,
-        speculative_num_draft_tokens=None,
-        speculative_ngram_external_corpus_path=None,
-    )
+    plain = config.without_speculation()
     async with contextlib.AsyncExitStack() as stack:
         baseline = await start_engine(plain)
         stack.push_async_callback(baseline.stop)

@@ -163,12 +163,7 @@ async def _run_serve(namespace: argparse.Namespace) -> int:
             _say(print_config(config))
             measured = await stack.enter_async_context(served(config))
             if not namespace.no_baseline:
-                plain = msgspec.structs.replace(
-                    config,
-                    speculative_algorithm=None,
-                    speculative_num_draft_tokens=None,
-                    speculative_ngram_external_corpus_path=None,
-                )
+                plain = config.without_speculation()
                 baseline = await stack.enter_async_context(served(plain))
         report = await bench_serving(
             measured, baseline, load, source=namespace.prompts, kind=namespace.kind, say=_say
