@@ -20,7 +20,6 @@ from .errors import refused_by
 from .server_config import ServerConfig, refuse_server
 
 Value = str | int | float | bool | None
-Raw = Value | list["Raw"] | dict[str, "Raw"]  # what a config file may hold
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "model": ("--model", "--model-path"),
@@ -193,9 +192,9 @@ def read_config(path: str, known: set[str]) -> dict[str, object]:
         raise UsageError(f"--config: cannot read {path!r}: {error.strerror}") from None
     try:
         raw = (
-            msgspec.json.decode(data, type=dict[str, Raw])
+            msgspec.json.decode(data, type=dict[str, object])
             if path.endswith(".json")
-            else msgspec.yaml.decode(data, type=dict[str, Raw])
+            else msgspec.yaml.decode(data, type=dict[str, object])
         )
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"--config: {path!r} must hold one mapping of flags: {error}") from None

@@ -187,7 +187,7 @@ def _await_ready(
 
 def _read_stdout(stream: IO[bytes], box: list[CoreStatus], done: threading.Event) -> None:
     """Find the status line; whatever else the child prints goes to standard error."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError), stream:
         for number, line in enumerate(stream):
             if not box and number < MAX_STATUS_LINES:
                 try:
