@@ -1,0 +1,147 @@
+"""The capability table: complete, consistent with the APIs, and the source of its page."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from outrider.engine_core.capabilities import (
+    capability_table,
+    is_neutral,
+    is_supported,
+    refuse_field,
+    refuse_unsupported,
+    to_json,
+    to_markdown,
+    without_neutral,
+)
+from outrider.engine_core.capability_table import NEUTRAL, REFUSED, SUPPORTED
+from outrider.engine_core.sampling_params import SamplingParams
+
+DOCS = Path(__file__).parents[2] / "docs" / "capabilities.md"
+
+
+def test_the_page_is_current() -> None:
+    assert DOCS.read_text() == to_markdown(), "write it again: outrider capabilities > that file"
+
+
+def test_json_is_the_table() -> None:
+    rows = msgspec.json.decode(to_json(), type=list[dict[str, object]])
+    assert [row["feature"] for row in rows] == [row.feature for row in capability_table()]
+    assert all(row["none"] in ("exact", "refused") for row in rows)
+
+
+def test_no_field_stands_twice_and_every_refusal_says_why() -> None:
+    fields = [name for row in capability_table() for name in row.fields]
+    assert len(fields) == len(set(fields))
+    features = [row.feature for row in capability_table()]
+    assert len(features) == len(set(features))
+    assert all(len(row.note) >= 7 for row in REFUSED)
+    assert all(row.none == row.ngram == "exact" for row in SUPPORTED)
+    unsupported = {name for row in REFUSED for name in row.fields}
+    assert set(NEUTRAL) <= unsupported
+
+
+def test_every_sampling_parameter_is_in_the_table() -> None:
+    for name in SamplingParams.__struct_fields__:
+        assert is_supported(name), name
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [
+        "greedy", "temperature", "top_k", "top_p", "min_p", "seed", "n", "stop strings",
+        "stop_token_ids", "min tokens", "max tokens", "ignore_eos", "logprobs", "top_logprobs",
+        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "streaming",
+        "priority", "cache_salt",
+    ],
+)  # fmt: skip
+def test_promised_features_are_exact_with_every_drafter(feature: str) -> None:
+    row = next(row for row in capability_table() if row.feature == feature)
+    assert (row.none, row.ngram) == ("exact", "exact")
+
+
+REFUSALS: list[tuple[str, object]] = [
+    ("prompt_logprobs", 0),
+    ("prompt_logprobs", 1),
+    ("logprob_start_len", 0),
+    ("echo", True),
+    ("json_schema", "{}"),
+    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "text", "schema": {}}),
+    ("regex", "a+"),
+    ("ebnf", "root ::= 'a'"),
+    ("structural_tag", "x"),
+    ("guided_choice", ["a", "b"]),
+    ("structured_outputs", {"choice": ["a"]}),
+    ("tools", [{"type": "function"}]),
+    ("tool_choice", "required"),
+    ("tool_choice", {"type": "function"}),
+    ("best_of", 2),
+    ("best_of", True),
+    ("use_beam_search", True),
+    ("beam_width", 4),
+    ("lora_path", "adapter"),
+    ("image_data", "data:"),
+    ("audio_data", "data:"),
+    ("video_data", "data:"),
+    ("modalities", ["text", "audio"]),
+    ("input_embeds", [[0.1]]),
+    ("return_hidden_states", True),
+    ("suffix", "tail"),
+    ("custom_logit_processor", "code"),
+    ("stop_regex", "a"),
+    ("session_params", {"id": "1"}),
+    ("bad_words", ["x"]),
+    ("watermark", True),
+    ("bootstrap_host", "host"),
+    ("bootstrap_room", 0),
+    ("add_special_tokens", False),
+    ("service_tier", "flex"),
+    ("prediction", {"type": "content", "content": "x"}),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSALS)
+def test_what_is_not_supported_is_refused_by_name(field: str, value: object) -> None:
+    refused = refuse_unsupported({"prompt": "x", "n": 2, field: value})
+    assert refused is not None
+    assert (refused.field, refused.status) == (field, 400)
+    assert "not supported" in refused.reason
+    assert field in without_neutral({field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("best_of", 1), ("best_of", None), ("best_of", 1.0), ("echo", False), ("tools", []),
+        ("tools", None), ("response_format", {"type": "text"}), ("tool_choice", "auto"),
+        ("parallel_tool_calls", True), ("suffix", ""), ("logprob_start_len", -1),
+        ("modalities", ["text"]), ("use_beam_search", False), ("add_special_tokens", True),
+        ("custom_params", {}), ("typical_p", 1), ("regex", ""), ("lora_path", None),
+    ],
+)  # fmt: skip
+def test_what_asks_for_nothing_is_fine(field: str, value: object) -> None:
+    assert refuse_unsupported({field: value}) is None
+    assert is_neutral(field, value)
+    assert without_neutral({"top_p": 0.5, field: value}) == {"top_p": 0.5}
+
+
+def test_labels_of_the_client_change_nothing() -> None:
+    labels: dict[str, object] = {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s"}
+    assert refuse_unsupported(labels) is None
+    assert without_neutral(labels) == {}
+
+
+@pytest.mark.parametrize("value", [None, 1, "x", [], False])
+def test_unknown_fields_are_refused_even_when_empty(value: object) -> None:
+    refused = refuse_unsupported({"temprature": value})
+    assert refused is not None
+    assert (refused.field, refused.status) == ("temprature", 400)
+    assert "unknown" in refused.reason
+    assert without_neutral({"temprature": value}) == {"temprature": value}
+
+
+def test_a_supported_field_in_the_wrong_place_is_not_called_unknown() -> None:
+    assert "not here" in refuse_field("messages").reason
+    assert refuse_unsupported({"messages": [], "stop": None, "seed": 3}) is None
