@@ -94,6 +94,8 @@ def test_a_plug_in_is_found_by_any_case_and_listed() -> None:
     unknown = find_drafter("REPEATS")
     assert isinstance(unknown, Refused)
     assert unknown.reason.endswith("choose one of NGRAM, REPEAT")
+    found = find_drafter("REPEAT")
+    assert isinstance(found, DrafterSpec)
     assert config_of("repeat").num_draft_tokens(found) == 6
     assert config_of("repeat", speculative_num_draft_tokens=3).num_draft_tokens(found) == 3
 
