@@ -20,6 +20,8 @@ cdef class NgramTrie:
     cdef unsigned int* hashes   # [max_depth] scratch
     cdef int* recent            # [stream_room, max_depth]: remembered tokens, oldest first
     cdef int stream_room
+    cdef int* cursors           # [2, cursor_room] scratch
+    cdef int cursor_room
     cdef list free_streams
     cdef dict salts             # salt -> namespace id
     cdef dict namespaces        # namespace id -> [root, open streams, salt]
@@ -35,6 +37,8 @@ cdef class NgramTrie:
                       bint learn) except -1 nogil
     cdef int propose_row(self, int stream, int cap, int match_type, int min_breadth,
                          int max_breadth) noexcept nogil
+    cdef int grow_cursors(self, int rows) except -1
+    cdef void prefetch_rows(self, const int[::1] streams) noexcept nogil
     cdef int check_stream(self, int stream) except -1
     cdef int reap(self) except -1
     cdef int new_root(self) except -1

@@ -14,9 +14,7 @@ class NgramTrie:
     text token by token, each in O(max_depth). One thread at a time may use a trie.
     """
 
-    def __new__(
-        cls, capacity: int, max_depth: int = 18, slab_nodes: int = 131072
-    ) -> NgramTrie:
+    def __new__(cls, capacity: int, max_depth: int = 18, slab_nodes: int = 131072) -> NgramTrie:
         """Nodes are allocated in slabs of `slab_nodes` (a power of two) as text arrives.
 
         ValueError: max_depth below 2, capacity below max_depth. MemoryError, here and in every
@@ -54,7 +52,7 @@ class NgramTrie:
         tokens_out: NDArray[np.int32],
         lengths_out: NDArray[np.int32],
     ) -> None:
-        """Write each stream's last tokens, oldest first: `tokens_out` [R, max_depth], `lengths_out` [R]."""
+        """Write each stream's last tokens [R, max_depth], oldest first, and how many [R]."""
 
     def propose(
         self,
@@ -84,7 +82,7 @@ class NgramTrie:
         """Forget all text; streams stay open and keep their last tokens as context."""
 
     def children(self, namespace: int, path: Iterable[int] = ()) -> list[tuple[int, int]] | None:
-        """(token, freq) of the continuations of `path`, most recent first; None if it is not held."""
+        """(token, freq) of the continuations of `path`, newest first; None if it is not held."""
 
     @property
     def max_depth(self) -> int:

@@ -52,6 +52,7 @@ cdef class NgramTrie:
         free(self.stamps)
         free(self.hashes)
         free(self.recent)
+        free(self.cursors)
 
     # Namespaces and streams.
 
@@ -136,6 +137,14 @@ cdef class NgramTrie:
         for i in range(room - 1, self.stream_room - 1, -1):
             self.free_streams.append(i)
         self.stream_room = room
+        return 0
+
+    cdef int grow_cursors(self, int rows) except -1:
+        cdef void* block = realloc(self.cursors, 2 * rows * sizeof(int))
+        if block == NULL:
+            raise MemoryError(f"no memory for {rows} rows of proposals")
+        self.cursors = <int*>block
+        self.cursor_room = rows
         return 0
 
     cdef int check_stream(self, int stream) except -1:
@@ -300,6 +309,29 @@ cdef class NgramTrie:
                 )
         return match_len
 
+    cdef void prefetch_rows(self, const int[::1] streams) noexcept nogil:
+        """Walks all rows' likeliest paths side by side, so that their cache misses overlap."""
+        cdef int r, i, depth, stream
+        cdef int* anchors
+        cdef int* down = self.cursors
+        cdef int* along = self.cursors + streams.shape[0]
+        for r in range(streams.shape[0]):
+            stream = streams[r]
+            anchors = self.anchors + <size_t>stream * self.max_depth
+            down[r] = 0
+            for depth in range(min(self.streams[stream].length, self.max_depth - 1), 0, -1):
+                down[r] = at(&self.pool, anchors[depth]).first_child
+                if anchors[depth] and down[r]:
+                    break
+            along[r] = down[r]
+            prefetch(at(&self.pool, down[r]))
+        for _ in range(8):
+            for r in range(streams.shape[0]):
+                along[r] = at(&self.pool, along[r]).next_sibling
+                prefetch(at(&self.pool, along[r]))
+                down[r] = at(&self.pool, down[r]).first_child
+                prefetch(at(&self.pool, down[r]))
+
     def propose(
         self, const int[::1] streams not None, const int[::1] caps not None, int match_type,
         int min_breadth, int max_breadth, int[::1] counts_out not None,
@@ -316,7 +348,10 @@ cdef class NgramTrie:
             self.check_stream(streams[r])
         if tree_reserve(&self.tree, columns, max_breadth) < 0:
             raise MemoryError("no memory for the draft tree")
+        if rows > self.cursor_room:
+            self.grow_cursors(<int>rows)
         with nogil:
+            self.prefetch_rows(streams)
             for r in range(rows):
                 match_len_out[r] = self.propose_row(
                     streams[r], max(0, min(caps[r], columns)), match_type, min_breadth, max_breadth

@@ -19,7 +19,7 @@ class SuffixAutomaton:
         """
 
     def separator(self) -> None:
-        """End the current document: nothing is proposed across a separator. It counts as a token."""
+        """End the document: nothing is proposed across a separator. It counts as a token."""
 
     def finalize(self) -> None:
         """Count occurrences, sort the children, drop what only building needs. Once."""

@@ -12,8 +12,8 @@ cdef inline object check_top(Pool* pool, int id):
     cdef Child best[16]
     cdef int children, found, i
     found = top_scan(pool, node, TOP_SIZE, best, &children)
-    if top.count > found:
-        return f"node {id}: its top list has {top.count} entries, it has {children} children"
+    if top.count > found or top.children != children:
+        return f"node {id}: its top list is of {top.children} children, it has {children}"
     for i in range(top.count):
         if top.ids[i] != best[i].node or <int>top.freqs[i] != best[i].freq:
             return f"node {id}: entry {i} of its top list is not the child of that rank"

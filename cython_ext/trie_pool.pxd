@@ -38,7 +38,8 @@ cdef extern from *:
 cdef enum:
     UNLINKED = -1       # Node.newer of a node outside the LRU list
     EMPTIED = -2        # Node.newer of a root in the chain of emptied roots
-    TOP_SIZE = 16       # a TopList keeps this many children of nodes that have more
+    TOP_SIZE = 16       # a TopList keeps up to this many children ...
+    TOP_FROM = 4        # ... of nodes that have more than this many
 
 
 cdef struct Node:       # 32 bytes; id 0 is the sentinel of the LRU list and means "none" elsewhere
@@ -59,6 +60,7 @@ cdef struct Slot:
 
 cdef struct TopList:    # exact best `count` children by (freq desc, token asc)
     int count           # of a free list: the next free one
+    int children        # of the node; equal to count: the list has them all
     int ids[16]
     unsigned int freqs[16]
     int tokens[16]
@@ -83,6 +85,7 @@ cdef struct Pool:
     int top_free
     int top_used
     long long evictions
+    int scout           # a node that will be evicted soon; only a hint
 
 
 cdef inline Node* at(Pool* pool, int id) noexcept nogil:
@@ -321,17 +324,19 @@ cdef inline void top_raise(TopList* top, int id, Node* node) noexcept nogil:
     """Puts a child whose freq just grew where it belongs."""
     cdef int i = 0
     cdef unsigned int freq = freq_of(node)
+    cdef bint beats_last
     while i < top.count and top.ids[i] != id:
         i += 1
     if i == top.count:
-        if i == 0 or not ranks_before(
+        beats_last = i > 0 and ranks_before(
             freq, node.token, top.freqs[i - 1], top.tokens[i - 1]
-        ):
-            return
-        if top.count < TOP_SIZE:
+        )
+        if top.count < TOP_SIZE and (beats_last or top.count == top.children - 1):
             top.count += 1
-        else:
+        elif beats_last:
             i -= 1
+        else:
+            return
     while i > 0 and ranks_before(freq, node.token, top.freqs[i - 1], top.tokens[i - 1]):
         top.ids[i] = top.ids[i - 1]
         top.freqs[i] = top.freqs[i - 1]
@@ -342,6 +347,7 @@ cdef inline void top_raise(TopList* top, int id, Node* node) noexcept nogil:
 
 cdef inline void top_remove(TopList* top, int id) noexcept nogil:
     cdef int i = 0
+    top.children -= 1
     while i < top.count and top.ids[i] != id:
         i += 1
     if i == top.count:
@@ -418,9 +424,9 @@ cdef inline int top_by_freq(Pool* pool, int id, Node* parent, int k, Child* out)
         return top_scan(pool, parent, k, out, &children)
     if parent.freq & HAS_TOP:
         top = &pool.tops[top_of(pool, id)[0]]
-    if top == NULL or top.count < k:
+    if top == NULL or top.count < min(k, top.children):
         found = top_scan(pool, parent, TOP_SIZE, best, &children)
-        if children <= TOP_SIZE:
+        if children <= TOP_FROM:
             if top != NULL:
                 top_release(pool, id)
         elif top == NULL:
@@ -431,12 +437,14 @@ cdef inline int top_by_freq(Pool* pool, int id, Node* parent, int k, Child* out)
         if parent.freq & HAS_TOP:
             top = &pool.tops[top_of(pool, id)[0]]
             top.count = found
+            top.children = children
             for i in range(found):
                 top_set(top, i, best[i].node, at(pool, best[i].node))
         found = min(found, k)
         for i in range(found):
             out[i] = best[i]
         return found
+    k = min(k, top.count)
     for i in range(k):
         out[i].node = top.ids[i]
         out[i].token = top.tokens[i]
@@ -502,6 +510,19 @@ cdef inline void touch_child(Pool* pool, int parent_id, int id) noexcept nogil:
         lru_unlink(pool, parent)
 
 
+cdef inline void scout_victims(Pool* pool, bint same_path) noexcept nogil:
+    """Fetches, one path ahead, what evictions will need: victims mostly follow one path upwards."""
+    cdef Node* node
+    if same_path:
+        node = at(pool, pool.scout)
+        prefetch(pool.slots + (edge_hash(node.parent, node.token) & pool.mask))
+        pool.scout = node.parent
+    else:
+        pool.scout = max(0, at(pool, at(pool, 0).newer).newer)
+    prefetch(at(pool, pool.scout))
+    prefetch(released(pool, pool.scout))
+
+
 cdef inline void evict_leaf(Pool* pool) noexcept nogil:
     cdef int id = at(pool, 0).newer, parent_id
     cdef Node* node = at(pool, id)
@@ -530,6 +551,7 @@ cdef inline void evict_leaf(Pool* pool) noexcept nogil:
                 pool.emptied = parent_id
         elif parent.newer == UNLINKED:
             lru_link(pool, parent_id, parent, False)
+    scout_victims(pool, at(pool, 0).newer == parent_id)
 
 
 cdef inline int create_child(
@@ -551,6 +573,8 @@ cdef inline int create_child(
     table_insert(pool.slots, pool.mask, entry)
     pool.used += 1
     sibling_link(pool, parent, entry.child, node)
+    if parent.freq & HAS_TOP:
+        pool.tops[top_of(pool, parent_id)[0]].children += 1
     raise_freq(pool, parent_id, parent, entry.child, node)
     lru_link(pool, entry.child, node, True)
     return entry.child

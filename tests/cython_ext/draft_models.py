@@ -73,7 +73,9 @@ def _grow_bfs(tree: Tree, source: Source, anchor: Path, matched: int, cap: int, 
 
 def _grow_prob(tree: Tree, source: Source, anchor: Path, cap: int, rule: Rule) -> None:
     heap: list[tuple[float, int, Path, Following]] = []
-    sequence, parent, string, p = 0, (), anchor, 1.0
+    sequence, p = 0, 1.0
+    parent: Path = ()
+    string = anchor
     while True:
         siblings = source.ranked(string, True)
         best = siblings[: rule.high]
@@ -90,7 +92,8 @@ def _grow_prob(tree: Tree, source: Source, anchor: Path, cap: int, rule: Rule) -
 
 
 def breadth_first(tree: Tree) -> list[Path]:
-    level, found = [()], []
+    level: list[Path] = [()]
+    found: list[Path] = []
     while level:
         level = [p for parent in level for p in tree if p and p[:-1] == parent]
         found.extend(level)

@@ -203,7 +203,7 @@ def test_the_trie_is_the_model() -> None:
     run_state_machine_as_test(
         TrieMachine,
         settings=settings(
-            max_examples=80,
+            max_examples=60,
             stateful_step_count=40,
             derandomize=True,
             deadline=None,
@@ -213,11 +213,11 @@ def test_the_trie_is_the_model() -> None:
     )
     for name in ("evicted", "walks", "slabs", "merged bfs", "merged prob", "full", "isolated"):
         assert counters[name] >= 100, counters
-    assert counters["steps"] >= 2000, counters
+    assert counters["steps"] >= 1500, counters
 
 
 def test_frequency_order_of_many_children_is_exact() -> None:
-    """Over 16 children the best ones are kept sorted; touches and evictions must not break that."""
+    """Of more than 4 children the best are kept sorted, through touches and evictions."""
     rng = np.random.default_rng(7)
     trie, model = NgramTrie(250, 2, slab_nodes=64), TrieModel(250, 2)
     stream = trie.open_stream(trie.namespace("a"))
