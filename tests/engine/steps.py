@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 import torch
+
 from outrider.engine.forward_batch import ForwardBatch
 
 

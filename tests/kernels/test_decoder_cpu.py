@@ -1,0 +1,89 @@
+"""Native matmul and norm against torch, and their independence of the batch shape."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from outrider.kernels.decoder_cpu import Arena, PackedMatrix, has_avx2, linear, rms_norm
+from outrider.kernels.rms_norm import rms_norm as rms_norm_reference
+
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 48, 61, 64, 200)
+SHAPES = ((16, 8), (64, 33), (70, 256), (7, 1), (131, 301), (33, 2000))
+
+
+def packed(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatrix:
+    bits = weight.view(torch.uint16) if weight.dtype == torch.bfloat16 else weight
+    return PackedMatrix(bits.numpy(), None if bias is None else bias.numpy())
+
+
+def run(x: torch.Tensor, matrix: PackedMatrix, portable: bool = False) -> torch.Tensor:
+    out = torch.full((x.shape[0], matrix.shape[0]), float("nan"))
+    linear(x.numpy(), matrix, out.numpy(), portable=portable)
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("portable", [False, True])
+def test_linear(dtype: torch.dtype, shape: tuple[int, int], portable: bool) -> None:
+    torch.manual_seed(shape[0])
+    weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0])
+    x = torch.randn(max(ROWS), shape[1])
+    exact = x.double() @ weight.double().T
+    tolerance = 1e-6 * float((x.abs().double() @ weight.abs().double().T).max())
+    plain, biased = packed(weight), packed(weight, bias)
+    whole = run(x, plain, portable)
+    torch.testing.assert_close(whole.double(), exact, atol=tolerance, rtol=0)
+    torch.testing.assert_close(
+        run(x, biased, portable).double(), exact + bias, atol=tolerance + 1e-6, rtol=0
+    )
+    for rows in ROWS:
+        assert torch.equal(run(x[:rows], plain, portable), whole[:rows]), rows
+        assert torch.equal(run(x[-rows:].contiguous(), plain, portable), whole[-rows:]), rows
+
+
+def test_float32_and_bfloat16_storage_give_the_same_bits() -> None:
+    weight = torch.randn(96, 128).bfloat16()
+    x = torch.randn(13, 128)
+    assert torch.equal(run(x, packed(weight)), run(x, packed(weight.float())))
+
+
+def test_rms_norm() -> None:
+    for size in (8, 13, 64, 250):
+        x, weight = torch.randn(9, size) * 3, torch.rand(size)
+        expected = rms_norm_reference(x, weight, 1e-5)
+        for portable in (False, True):
+            out = torch.empty_like(x)
+            rms_norm(x.numpy(), weight.numpy(), 1e-5, out.numpy(), portable=portable)
+            torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-6)
+
+
+def test_matrices_share_an_arena_and_spill_over_it() -> None:
+    arena = Arena(16 * 32 * 4)
+    weights = [torch.randn(16, 32) for _ in range(3)]
+    matrices = [PackedMatrix(weight.numpy(), arena=arena) for weight in weights]
+    del arena
+    x = torch.randn(2, 32)
+    for weight, matrix in zip(weights, matrices, strict=True):
+        torch.testing.assert_close(run(x, matrix), x @ weight.T, atol=1e-5, rtol=1e-5)
+        assert matrix.nbytes == weight.nbytes
+
+
+def test_wrong_arguments_are_named() -> None:
+    weight: NDArray[np.float32] = np.zeros((16, 8), dtype=np.float32)
+    matrix = PackedMatrix(weight)
+    assert isinstance(has_avx2(), bool)
+    with pytest.raises(ValueError, match="widths"):
+        run(torch.zeros(2, 9), matrix)
+    with pytest.raises(ValueError, match="rows"):
+        linear(weight, matrix, np.zeros((3, 16), dtype=np.float32))
+    with pytest.raises(ValueError, match="bias"):
+        PackedMatrix(weight, np.zeros(3, dtype=np.float32))
+    with pytest.raises(ValueError, match="pairs=True"):
+        PackedMatrix(weight[:3], pairs=True)
+    with pytest.raises(ValueError, match="num_bytes"):
+        Arena(0)
+    with pytest.raises(ValueError, match="weight"):
+        rms_norm(weight, weight[0, :3].copy(), 1e-6, weight)
+    linear(weight[:0], matrix, np.zeros((0, 16), dtype=np.float32))
