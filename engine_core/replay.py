@@ -160,8 +160,10 @@ def replay_core(trace: TraceReader, make_core: MakeCore) -> ReplayReport:
                 compared.step = frame.step
             elif isinstance(frame, StepResult):
                 worker.expect(frame)
-        _replay_step(core, recorded, compared)
+        failure = _replay_step(core, recorded, compared)
         _compare_lists(recorded, made, compared)
+        if failure is not None:
+            compared.add("step", "a result that fits", failure)
         if worker.pending:
             compared.add("StepResult", "collected", "not collected")
         if compared.differences:
@@ -170,14 +172,16 @@ def replay_core(trace: TraceReader, make_core: MakeCore) -> ReplayReport:
     return ReplayReport(steps, tuple(compared.differences))
 
 
-def _replay_step(core: ReplayableCore, recorded: list[Frame], compared: _Comparison) -> None:
+def _replay_step(core: ReplayableCore, recorded: list[Frame], compared: _Comparison) -> str | None:
+    """Apply the events and step once; how the step failed, if it did."""
     for frame in recorded:
         if isinstance(frame, Event) and not _apply(core, frame):
             compared.add(type(frame).__name__, "accepted", "refused")
     try:
         core.step()
     except WorkerFailed as error:
-        compared.add("StepResult", "absent", str(error))
+        return str(error)
+    return None
 
 
 def _apply(core: ReplayableCore, event: Event) -> bool:
