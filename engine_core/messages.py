@@ -62,14 +62,16 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
 # --- frontend to core ---------------------------------------------------------------------------
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
     """First message of a client; answered by ``Ready`` or ``CoreError``."""
 
     version: int
     token: str = ""
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, array_like=True, tag="generate"):
+class GenerateRequest(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="generate"
+):
     """One sequence to generate; ``params.n`` is 1 here (frontends expand n).
 
     ``prompt``: int32 bytes, at least one token. ``cache_salt`` separates tenants in the radix
@@ -85,26 +87,34 @@ class GenerateRequest(msgspec.Struct, frozen=True, array_like=True, tag="generat
     speculative: bool = True
 
 
-class AbortRequest(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+class AbortRequest(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="abort"
+):
     """End a request by its exact id, or all of this client's with ``all_requests``."""
 
     rid: str
     all_requests: bool = False
 
 
-class FlushCache(msgspec.Struct, frozen=True, array_like=True, tag="flush_cache"):
+class FlushCache(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="flush_cache"
+):
     """Empty the radix cache and the learned n-grams; refused unless idle."""
 
     call: int
 
 
-class GetStats(msgspec.Struct, frozen=True, array_like=True, tag="get_stats"):
+class GetStats(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="get_stats"
+):
     """Ask for ``CoreStats``."""
 
     call: int
 
 
-class AddCorpus(msgspec.Struct, frozen=True, array_like=True, tag="add_corpus"):
+class AddCorpus(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="add_corpus"
+):
     """Add a tokenized external corpus; ``documents``: int32 bytes each. Private to ``tenant``
     (a cache salt) unless it is None.
     """
@@ -115,20 +125,26 @@ class AddCorpus(msgspec.Struct, frozen=True, array_like=True, tag="add_corpus"):
     tenant: str | None = None
 
 
-class RemoveCorpus(msgspec.Struct, frozen=True, array_like=True, tag="remove_corpus"):
+class RemoveCorpus(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="remove_corpus"
+):
     """Remove an external corpus; an unknown name succeeds."""
 
     call: int
     name: str
 
 
-class ListCorpora(msgspec.Struct, frozen=True, array_like=True, tag="list_corpora"):
+class ListCorpora(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="list_corpora"
+):
     """Ask for the token counts of the external corpora."""
 
     call: int
 
 
-class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
+class Shutdown(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="shutdown"
+):
     """Stop the core; with ``drain_s`` > 0 running requests may finish within that many seconds."""
 
     drain_s: float = 0.0

@@ -20,14 +20,18 @@ SILENCE_S = 5.0  # a peer that was silent for this long is gone
 # --- client to gateway --------------------------------------------------------------------------
 
 
-class ClientHello(msgspec.Struct, frozen=True, array_like=True, tag="client_hello"):
+class ClientHello(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="client_hello"
+):
     """First message; answered by ``Welcome`` or ``ClientRefused``."""
 
     version: int
     token: str = ""
 
 
-class ClientGenerate(msgspec.Struct, frozen=True, array_like=True, tag="client_generate"):
+class ClientGenerate(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="client_generate"
+):
     """A prompt to continue: ``text``, or ``token_ids`` (int32 bytes) where text is None.
     ``params.n`` may exceed 1.
     """
@@ -42,36 +46,48 @@ class ClientGenerate(msgspec.Struct, frozen=True, array_like=True, tag="client_g
     speculative: bool = True
 
 
-class ClientAbort(msgspec.Struct, frozen=True, array_like=True, tag="client_abort"):
+class ClientAbort(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="client_abort"
+):
     """End one of this client's requests, or all of them with ``all_requests``."""
 
     rid: str = ""
     all_requests: bool = False
 
 
-class ClientStats(msgspec.Struct, frozen=True, array_like=True, tag="client_stats"):
+class ClientStats(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="client_stats"
+):
     """Ask for the core's counters."""
 
     call: int
 
 
-class ClientInfo(msgspec.Struct, frozen=True, array_like=True, tag="client_info"):
+class ClientInfo(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="client_info"
+):
     """Ask for what ``/server_info`` shows."""
 
     call: int
 
 
-class ClientFlush(msgspec.Struct, frozen=True, array_like=True, tag="client_flush"):
+class ClientFlush(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="client_flush"
+):
     """Empty the radix cache and the learned n-grams; refused unless idle."""
 
     call: int
 
 
-class ClientPing(msgspec.Struct, frozen=True, array_like=True, tag="client_ping"):
+class ClientPing(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="client_ping"
+):
     """Sign of life; answered by ``Pong``."""
 
 
-class ClientBye(msgspec.Struct, frozen=True, array_like=True, tag="client_bye"):
+class ClientBye(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="client_bye"
+):
     """The client leaves; its requests are aborted."""
 
 
