@@ -188,7 +188,7 @@ class BatchRun:
             "request_id": response.headers.get("x-request-id", f"req_{uuid.uuid4().hex}"),
             "body": body,
         }
-        record = {
+        record: dict[str, object] = {
             "id": f"batch_req_{uuid.uuid4().hex}",
             "custom_id": item.id,
             "response": answer,

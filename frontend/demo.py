@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ..engine_core.config import EngineConfig
+from ..engine_core.sampling_params import SamplingParams
 from .llm import LLM
 from .results import Chunk
 
@@ -45,7 +46,7 @@ class Account:
     def __init__(self, owner'''
 MAX_NEW_TOKENS = 192
 ROUNDS = 3
-SAMPLING: dict[str, object] = {"max_new_tokens": MAX_NEW_TOKENS, "temperature": 0.0}
+SAMPLING = SamplingParams(max_new_tokens=MAX_NEW_TOKENS, temperature=0.0)
 
 
 def main() -> int:
@@ -62,7 +63,7 @@ def main() -> int:
         llm.flush_cache()
         print("pycoder-11m edits the code of its prompt, NGRAM drafting (cyan: drafted tokens):\n")
         print(PROMPT, end="", flush=True)
-        drafted = [_show(llm.stream(PROMPT, **SAMPLING))]
+        drafted = [_show(llm.stream(PROMPT, SAMPLING))]
         for _ in range(ROUNDS - 1):
             llm.flush_cache()
             drafted.append(_timed(llm))
@@ -83,7 +84,7 @@ def main() -> int:
 
 def _timed(llm: LLM) -> tuple[float, Chunk]:
     """Tokens/s after the first token, and the whole output as one chunk."""
-    return _measure(llm.stream(PROMPT, **SAMPLING), show=False)
+    return _measure(llm.stream(PROMPT, SAMPLING), show=False)
 
 
 def _show(chunks: Iterator[Chunk]) -> tuple[float, Chunk]:

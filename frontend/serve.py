@@ -44,7 +44,14 @@ async def serve(
         corpus_max_tokens=config.speculative_ngram_external_corpus_max_tokens,
     )
     stop = asyncio.Event()
-    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    port = 0
+    listening = asyncio.Event()
+
+    def started(bound: int) -> None:
+        nonlocal port
+        port = bound
+        listening.set()
+
     serving = asyncio.create_task(
         serve_http(
             create_app(None, state),
@@ -52,20 +59,22 @@ async def serve(
             server.port,
             drain_timeout=server.drain_timeout,
             stop=stop,
-            on_started=port.set_result,
+            on_started=started,
             log_level="warning" if server.log_level == "info" else server.log_level,
         )
     )
     try:
-        await asyncio.wait({serving, port}, return_when=asyncio.FIRST_COMPLETED)
-        if not port.done():
+        bound = asyncio.create_task(listening.wait())
+        await asyncio.wait({serving, bound}, return_when=asyncio.FIRST_COMPLETED)
+        if not bound.done():
+            bound.cancel()
             _raise_bind_error(server, serving)
             return 1
         engine = await _start(config, server, start, stop)
         if engine is None:
             return 0
         try:
-            return await _run(engine, server, state, stop, serving, port.result())
+            return await _run(engine, server, state, stop, serving, port)
         finally:
             await engine.stop()
     finally:

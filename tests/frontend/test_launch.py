@@ -60,7 +60,12 @@ def test_a_killed_core_is_noticed_at_once() -> None:
     core = start()
     told = threading.Event()
     statuses: list[int] = []
-    core.on_exit(lambda status: (statuses.append(status), told.set()))
+
+    def note(status: int) -> None:
+        statuses.append(status)
+        told.set()
+
+    core.on_exit(note)
     os.kill(core.pid, signal.SIGKILL)
     assert told.wait(1.0)
     core.on_exit(statuses.append)
