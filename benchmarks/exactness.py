@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider.engine.build import build_core
+from outrider.engine.build import build_engine
 from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.core import EngineCore
 from outrider.engine_core.ids import i32
@@ -200,12 +200,12 @@ def run_config(
     config: EngineConfig, prompts: Sequence[Prompt]
 ) -> tuple[dict[str, list[int]], dict[str, float]]:
     """Outputs of one engine and its accept length."""
-    core = build_core(config)
+    engine = build_engine(config)
     try:
         start = time.perf_counter()
-        outputs = run_core(core, prompts)
+        outputs = run_core(engine.core, prompts)
         seconds = time.perf_counter() - start
-        stats = core.stats(0)
+        stats = engine.core.stats(0)
         drafts = max(stats.spec_drafts, 1)
         return outputs, {
             "seconds": round(seconds, 2),
@@ -213,7 +213,7 @@ def run_config(
             "accept_length": round(stats.spec_verify_tokens / drafts, 4),
         }
     finally:
-        core.shutdown()
+        engine.shutdown()
 
 
 def matrix(prompts: Sequence[Prompt], gap: GapOf) -> Iterator[dict[str, object]]:
