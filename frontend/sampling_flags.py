@@ -17,6 +17,7 @@ OTHER_NAMES = {
     "min_tokens": "min_new_tokens",
     "sampling_seed": "seed",
 }
+MAX_VOCABULARY = 2**31 - 1
 FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams))
 
 
@@ -65,7 +66,12 @@ def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
             raise RefusedError(
                 Refused("logit_bias", f"must be a JSON object of token id: bias: {error}")
             ) from None
-    return params_from(given)
+    params = params_from(given)
+    # What is wrong for every model is said before one is loaded.
+    refused = params.refuse(MAX_VOCABULARY)
+    if refused is not None:
+        raise RefusedError(refused)
+    return params
 
 
 def params_from(values: Mapping[str, object], base: SamplingParams | None = None) -> SamplingParams:
