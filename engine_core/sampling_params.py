@@ -6,7 +6,11 @@ import msgspec
 
 from .refusal import Refused
 
-GREEDY_BELOW = 1e-6  # temperatures under this are greedy (runtime.md 5.2)
+GREEDY_BELOW = 1e-6  # temperatures under this are greedy
+# Beyond these, values leave the int32 and float32 columns that samplers read.
+MAX_COUNT = 2**31 - 1
+MAX_TEMPERATURE = 1e6
+MIN_REPETITION_PENALTY = 0.01
 MAX_STOPS = 32
 MAX_TOP_LOGPROBS = 128
 
@@ -60,7 +64,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def _refuse_numbers(p: SamplingParams) -> Refused | None:
     checks: tuple[tuple[str, bool, str], ...] = (
-        ("max_new_tokens", p.max_new_tokens >= 0, "must be 0 or more"),
+        (
+            "max_new_tokens",
+            0 <= p.max_new_tokens <= MAX_COUNT,
+            f"must be between 0 and {MAX_COUNT}",
+        ),
         (
             "min_new_tokens",
             0 <= p.min_new_tokens <= p.max_new_tokens,
@@ -68,18 +76,22 @@ def _refuse_numbers(p: SamplingParams) -> Refused | None:
         ),
         (
             "temperature",
-            math.isfinite(p.temperature) and p.temperature >= 0.0,
-            "must be a finite number of 0 or more; 0 is greedy",
+            0.0 <= p.temperature <= MAX_TEMPERATURE,
+            f"must be between 0 and {MAX_TEMPERATURE:g}; 0 is greedy",
         ),
         ("top_p", 0.0 < p.top_p <= 1.0, "must be in (0, 1]; 1 switches it off"),
-        ("top_k", p.top_k == -1 or p.top_k >= 1, "must be -1 (all) or 1 or more"),
+        (
+            "top_k",
+            p.top_k == -1 or 1 <= p.top_k <= MAX_COUNT,
+            f"must be -1 (all) or between 1 and {MAX_COUNT}",
+        ),
         ("min_p", 0.0 <= p.min_p <= 1.0, "must be in [0, 1]; 0 switches it off"),
         ("frequency_penalty", -2.0 <= p.frequency_penalty <= 2.0, "must be in [-2, 2]"),
         ("presence_penalty", -2.0 <= p.presence_penalty <= 2.0, "must be in [-2, 2]"),
         (
             "repetition_penalty",
-            0.0 < p.repetition_penalty <= 2.0,
-            "must be in (0, 2]; 1 switches it off",
+            MIN_REPETITION_PENALTY <= p.repetition_penalty <= 2.0,
+            f"must be in [{MIN_REPETITION_PENALTY}, 2]; 1 switches it off",
         ),
         ("n", 1 <= p.n <= 128, "must be between 1 and 128"),
         (
