@@ -1,10 +1,14 @@
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from .page_allocator cimport PageAllocator
 
+cdef enum:
+    MAX_QUERY = 65  # query tokens of a verify row, at most, and one more
+
 # One request in a slot. `length`: committed tokens, the prompt included. `target`: tokens that
 # prefill computes; `filled` of them are planned. `emits`: most tokens that the newest row may
-# still add, 0 once its result is in.
+# still add, 0 once its result is in. `fast`: `commit_fast` may commit its rows; the counts since
+# `take_counts` are those of its verify rows.
 cdef struct Entry:
     bint open
     bint sure_length
@@ -18,6 +22,17 @@ cdef struct Entry:
     int32_t room
     int64_t last_step
     int32_t *pages
+    bint fast
+    bint stream
+    int32_t num_stops
+    int32_t *stops
+    int32_t verify_ct
+    int32_t verify_tokens
+    int32_t correct
+    int32_t proposed
+    int32_t plain_ct
+    uint8_t reason
+    int32_t histogram[MAX_QUERY]
 
 cdef class Ints:
     cdef int32_t *data
@@ -31,6 +46,9 @@ cdef class RequestTable:
     cdef int32_t _max_slots
     cdef int32_t _page_size
     cdef Entry *_entries
+    cdef list _rids
+    cdef list _sinks
+    cdef list _tokens
     cdef Ints _slots
     cdef Ints _q_caps
     cdef Ints _page_slots
@@ -40,4 +58,8 @@ cdef class RequestTable:
     cdef Entry *_entry(self, int64_t slot) except NULL
     cdef int _append_page(self, Entry *entry, int32_t page) except -1
     cdef int32_t _width(self, Entry *entry, int32_t cap) noexcept nogil
+    cdef bint _is_plain(
+        self, Entry *entry, const int32_t *run, int32_t length
+    ) noexcept nogil
+    cdef void _clear_counts(self, Entry *entry) noexcept nogil
     cdef int32_t _lacks(self, Entry *entry, int32_t width) noexcept nogil

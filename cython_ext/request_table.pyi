@@ -1,11 +1,21 @@
 """Per-slot columns of running requests: lengths, bounds and page-table rows."""
 
-from typing import NamedTuple, final
+from array import array
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .page_allocator import PageAllocator
+
+Output = TypeVar("Output")
+
+class TokenSink(Protocol):
+    """Whose tokens `commit_fast` appends to; the first `sent` of them went out."""
+
+    tokens: array[int]
+    sent: int
 
 class DecodeRows(NamedTuple):
     """Verify rows of a step as int32 buffers, and how many rows found no pages."""
@@ -27,6 +37,40 @@ class SlotState(NamedTuple):
     emits: int
     held: int
     last_step: int
+
+class FastCommit(NamedTuple):
+    """What `commit_fast` did: indexes of rows it left, and sums over those it committed."""
+
+    slow_rows: list[int]
+    verify_rows: int
+    proposed: int
+    correct: int
+    verify_tokens: int
+    plain_rows: int
+    tokens: int
+
+class RowCounts(NamedTuple):
+    """Counts of one request's fast rows; `reason` of the latest without drafts, 0 if none."""
+
+    verify_ct: int
+    verify_tokens: int
+    correct: int
+    proposed: int
+    plain_ct: int
+    reason: int
+    histogram: list[int]
+
+def check_result(
+    kinds: NDArray[np.uint8],
+    q_caps: NDArray[np.int32],
+    accept_lens: NDArray[np.int32],
+    tokens: NDArray[np.int32],
+    proposed: NDArray[np.int32],
+    depths: NDArray[np.int32],
+    error_rows: frozenset[int],
+    vocab_size: int,
+) -> None:
+    """Raise ValueError saying what a step's result breaks of its contract (see StepResult)."""
 
 @final
 class RequestTable:
@@ -87,8 +131,44 @@ class RequestTable:
     ) -> NDArray[np.int32]:
         """Drafts that each slot's newest row of `q_caps` (int32 [n]) tokens may hold, int32 [n]."""
 
-    def stop_drafts(self, slot: int) -> None:
-        """The request ends or leaves: its rows in flight get no drafts any more."""
+    def attach(
+        self,
+        slot: int,
+        rid: str,
+        sink: TokenSink,
+        stop_ids: NDArray[np.int32],
+        stream: bool,
+    ) -> None:
+        """Let `commit_fast` commit this slot's plain rows into `sink.tokens`, an array('i')."""
+
+    def detach(self, slot: int) -> None:
+        """The request ends or leaves: no fast commits and no drafts for its rows in flight."""
+
+    def take_counts(self, slot: int) -> RowCounts:
+        """Counts of the rows that `commit_fast` committed since the last call."""
+
+    def commit_fast(
+        self,
+        step: int,
+        slots: NDArray[np.int32],
+        kinds: NDArray[np.uint8],
+        accept_lens: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+        proposed: NDArray[np.int32],
+        depths: NDArray[np.int32],
+        reasons: NDArray[np.uint8],
+        accepted_per_pos: NDArray[np.int64],
+        drafted_per_pos: NDArray[np.int64],
+    ) -> FastCommit:
+        """Commit all verify rows that cannot end their request; list the others' indexes."""
+
+    def stream_outputs(
+        self,
+        slots: NDArray[np.int32],
+        interval: int,
+        make: Callable[[str, bytes, tuple[()]], Output],
+    ) -> list[Output]:
+        """make(rid, new tokens as bytes, ()) for each slot (int32 [n]) whose stream is due."""
 
     def plan_chunk(self, slot: int, count: int, step: int, emits: int) -> int:
         """Plan `count` more prefill tokens; return the first one's position."""

@@ -7,12 +7,15 @@ While a row is in flight the host knows a request's length only within
 stands at position `length + emits - 1`.
 """
 
+from array import array
 from collections import namedtuple
 
 cimport cython
+from cpython cimport array as c_array
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int32_t, int64_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memset
 
 from .page_allocator cimport PageAllocator
 
@@ -28,6 +31,56 @@ SlotState = namedtuple(
     ("length", "max_total", "target", "filled", "emits", "held", "last_step"),
     module=__name__,
 )
+FastCommit = namedtuple(
+    "FastCommit",
+    ("slow_rows", "verify_rows", "proposed", "correct", "verify_tokens", "plain_rows", "tokens"),
+    module=__name__,
+)
+RowCounts = namedtuple(
+    "RowCounts",
+    ("verify_ct", "verify_tokens", "correct", "proposed", "plain_ct", "reason", "histogram"),
+    module=__name__,
+)
+
+cdef enum:
+    PREFILL = 0
+    PREFILL_LAST = 1
+    VERIFY = 2
+
+
+def check_result(
+    const uint8_t[::1] kinds not None,
+    const int32_t[::1] q_caps not None,
+    const int32_t[::1] accept_lens not None,
+    const int32_t[::1] tokens not None,
+    const int32_t[::1] proposed not None,
+    const int32_t[::1] depths not None,
+    frozenset error_rows not None,
+    int32_t vocab_size,
+):
+    """Raise ValueError saying what a step's result breaks of its contract (see StepResult)."""
+    cdef Py_ssize_t row, i, rows = kinds.shape[0]
+    cdef int64_t total = 0
+    cdef int32_t least, most
+    if not accept_lens.shape[0] == proposed.shape[0] == depths.shape[0] == rows:
+        raise ValueError(f"the result does not have the plan's {rows} rows")
+    for row in range(rows):
+        if not 0 <= depths[row] <= proposed[row] or proposed[row] >= max(1, q_caps[row]):
+            raise ValueError(f"row {row} verified {proposed[row]} drafts, {depths[row]} deep")
+        if kinds[row] != VERIFY and proposed[row] != 0:
+            raise ValueError(f"prefill row {row} verified {proposed[row]} drafts")
+        least = 0 if kinds[row] == PREFILL else 1
+        most = proposed[row] + 1 if kinds[row] == VERIFY else least
+        if accept_lens[row] == 0 and row in error_rows:
+            continue
+        if not least <= accept_lens[row] <= most or row in error_rows:
+            raise ValueError(f"row {row} emits {accept_lens[row]} tokens")
+        total += accept_lens[row]
+    if total != tokens.shape[0]:
+        raise ValueError(f"rows emit {total} tokens and {tokens.shape[0]} came")
+    for i in range(tokens.shape[0]):
+        if not 0 <= tokens[i] < vocab_size:
+            raise ValueError(f"token {tokens[i]} is outside the vocabulary")
 
 
 @cython.final
@@ -73,6 +126,9 @@ cdef class RequestTable:
         self._entries = <Entry *>calloc(max_slots, sizeof(Entry))
         if self._entries is NULL:
             raise MemoryError(f"no memory for {max_slots} slots")
+        self._rids = [None] * max_slots
+        self._sinks = [None] * max_slots
+        self._tokens = [None] * max_slots
         self._slots = Ints()
         self._q_caps = Ints()
         self._page_slots = Ints()
@@ -84,6 +140,7 @@ cdef class RequestTable:
         if self._entries is not NULL:
             for i in range(self._max_slots):
                 free(self._entries[i].pages)
+                free(self._entries[i].stops)
         free(self._entries)
 
     cdef Entry *_entry(self, int64_t slot) except NULL:
@@ -155,12 +212,14 @@ cdef class RequestTable:
         entry.emits = 0
         entry.held = 0
         entry.last_step = 0
+        entry.fast = False
         for i in range(pages.shape[0]):
             self._append_page(entry, pages[i])
 
     def close(self, int32_t slot):
         """Forget the request; its pages are the caller's to free."""
         self._entry(slot).open = False
+        self._rids[slot] = self._sinks[slot] = self._tokens[slot] = None
 
     def is_open(self, int32_t slot):
         """Whether the slot holds a request."""
@@ -252,9 +311,159 @@ cdef class RequestTable:
                 view[i] = max(0, min(q_caps[i], entry.max_total - entry.length) - 1)
         return out
 
-    def stop_drafts(self, int32_t slot):
-        """The request ends or leaves: its rows in flight get no drafts any more."""
-        self._entry(slot).drafts = False
+    def attach(
+        self,
+        int32_t slot,
+        str rid not None,
+        sink not None,
+        const int32_t[::1] stop_ids not None,
+        bint stream,
+    ):
+        """Let `commit_fast` commit this slot's plain rows into `sink.tokens`, an array('i').
+
+        To be called only if nothing but the cap and `stop_ids` (int32 [n]) can end the request.
+        """
+        cdef Entry *entry = self._entry(slot)
+        cdef int32_t *stops = NULL
+        cdef Py_ssize_t i, count = stop_ids.shape[0]
+        if not isinstance(sink.tokens, array) or sink.tokens.typecode != "i":
+            raise ValueError("the sink's tokens must be an array of type 'i'")
+        if count:
+            stops = <int32_t *>malloc(count * sizeof(int32_t))
+            if stops is NULL:
+                raise MemoryError("no memory for stop tokens")
+        for i in range(count):
+            stops[i] = stop_ids[i]
+        free(entry.stops)
+        entry.stops = stops
+        entry.num_stops = <int32_t>count
+        entry.stream = stream
+        entry.fast = True
+        self._rids[slot] = rid
+        self._sinks[slot] = sink
+        self._tokens[slot] = sink.tokens
+        self._clear_counts(entry)
+
+    def detach(self, int32_t slot):
+        """The request ends or leaves: no fast commits and no drafts for its rows in flight."""
+        cdef Entry *entry = self._entry(slot)
+        entry.fast = False
+        entry.drafts = False
+
+    cdef void _clear_counts(self, Entry *entry) noexcept nogil:
+        entry.verify_ct = entry.verify_tokens = entry.correct = entry.proposed = 0
+        entry.plain_ct = entry.reason = 0
+        memset(entry.histogram, 0, sizeof(entry.histogram))
+
+    def take_counts(self, int32_t slot):
+        """Counts of the rows that `commit_fast` committed since the last call."""
+        cdef Entry *e = self._entry(slot)
+        cdef Py_ssize_t i, used = 0
+        for i in range(MAX_QUERY):
+            if e.histogram[i]:
+                used = i + 1
+        counts = RowCounts(
+            e.verify_ct, e.verify_tokens, e.correct, e.proposed, e.plain_ct, e.reason,
+            [e.histogram[i] for i in range(used)],
+        )
+        self._clear_counts(e)
+        return counts
+
+    cdef bint _is_plain(self, Entry *entry, const int32_t *run, int32_t length) noexcept nogil:
+        """Whether the run neither reaches the cap nor holds a stop token."""
+        cdef int32_t i, j
+        if entry.length + length >= entry.max_total:
+            return False
+        for i in range(length):
+            for j in range(entry.num_stops):
+                if run[i] == entry.stops[j]:
+                    return False
+        return True
+
+    def commit_fast(
+        self,
+        int64_t step,
+        const int32_t[::1] slots not None,
+        const uint8_t[::1] kinds not None,
+        const int32_t[::1] accept_lens not None,
+        const int32_t[::1] tokens not None,
+        const int32_t[::1] proposed not None,
+        const int32_t[::1] depths not None,
+        const uint8_t[::1] reasons not None,
+        int64_t[::1] accepted_per_pos not None,
+        int64_t[::1] drafted_per_pos not None,
+    ):
+        """Commit all verify rows that cannot end their request; list the others' indexes.
+
+        All arrays are [R], `tokens` joined. `*_per_pos` [>= 64] are added to.
+        """
+        cdef Py_ssize_t row, at = 0, i, rows = slots.shape[0]
+        cdef int64_t verify_rows = 0, drafts = 0, right = 0, kept = 0, plain = 0, emitted = 0
+        cdef int32_t length
+        cdef Entry *entry
+        cdef const int32_t *run
+        slow = []
+        for row in range(rows):
+            entry = self._entry(slots[row])
+            length = accept_lens[row]
+            run = &tokens[at] if length else NULL
+            at += length
+            if (
+                not entry.fast or kinds[row] != VERIFY or length == 0
+                or not self._is_plain(entry, run, length)
+            ):
+                slow.append(row)
+                continue
+            c_array.extend_buffer(self._tokens[slots[row]], <char *>run, length)
+            entry.length += length
+            emitted += length
+            if entry.last_step == step:
+                entry.emits = 0
+            if proposed[row] == 0:
+                plain += 1
+                entry.plain_ct += 1
+                if reasons[row]:
+                    entry.reason = reasons[row]
+                continue
+            entry.verify_ct += 1
+            entry.verify_tokens += length
+            entry.correct += length - 1
+            entry.proposed += proposed[row]
+            entry.histogram[length - 1] += 1
+            verify_rows += 1
+            drafts += proposed[row]
+            right += length - 1
+            kept += length
+            for i in range(depths[row]):
+                drafted_per_pos[i] += 1
+            for i in range(length - 1):
+                accepted_per_pos[i] += 1
+        return FastCommit(slow, verify_rows, drafts, right, kept, plain, emitted)
+
+    def stream_outputs(self, const int32_t[::1] slots not None, int32_t interval, make not None):
+        """make(rid, new tokens as bytes, ()) for each slot (int32 [n]) whose stream is due.
+
+        The first tokens are due at once, the next after `interval` tokens.
+        """
+        cdef Py_ssize_t row, sent, have
+        cdef int32_t slot
+        cdef c_array.array tokens
+        out = []
+        for row in range(slots.shape[0]):
+            slot = slots[row]
+            if not self._entry(slot).stream:
+                continue
+            sink = self._sinks[slot]
+            tokens = self._tokens[slot]
+            sent = sink.sent
+            have = len(tokens)
+            if have == sent or (sent > 0 and have - sent < interval):
+                continue
+            sink.sent = have
+            out.append(make(self._rids[slot], PyBytes_FromStringAndSize(
+                <char *>&tokens.data.as_ints[sent], (have - sent) * <Py_ssize_t>sizeof(int32_t)
+            ), ()))
+        return out
 
     def plan_chunk(self, int32_t slot, int32_t count, int64_t step, int32_t emits):
         """Plan `count` more prefill tokens; return the first one's position.

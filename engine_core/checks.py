@@ -86,7 +86,7 @@ def slots_partition(scheduler: Scheduler) -> None:
 def phases_partition(scheduler: Scheduler) -> None:
     """The lists of prefilling, decoding and draining requests are those in slots, each once."""
     batch = scheduler.batch
-    listed = [*batch.prefilling, *batch.decoding, *batch.draining]
+    listed: list[Running | Draining] = [*batch.prefilling, *batch.decoding, *batch.draining]
     slots = [entry.slot for entry in listed]
     _require(len(set(slots)) == len(slots), "a slot is in two lists")
     for entry in listed:

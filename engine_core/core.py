@@ -2,38 +2,19 @@
 
 import os
 from time import perf_counter_ns, thread_time_ns
-from typing import Protocol, final
+from typing import final
 
 from .checks import check_all
 from .config import CoreConfig
+from .counters import used
 from .host_drafter import HostDrafter
 from .late_drafts import DraftPolicy, LateDrafts
-from .messages import CoreStats, GenerateRequest, RequestOutput
-from .plan import StepPlan, StepResult
+from .messages import CoreStats, FlushCache, GenerateRequest, RequestOutput
 from .refusal import Refused
 from .scheduler import Scheduler
 from .tail_decoder import TailDecoder
+from .trace import TraceWriter
 from .worker import Worker
-
-
-class Recorder(Protocol):
-    """Records what reaches the core and what it decides."""
-
-    def submit(self, message: GenerateRequest) -> None:
-        """A request was accepted."""
-        ...
-
-    def abort(self, rid: str) -> None:
-        """A request was aborted."""
-        ...
-
-    def plan(self, plan: StepPlan) -> None:
-        """A step was planned."""
-        ...
-
-    def result(self, result: StepResult) -> None:
-        """A step's result came."""
-        ...
 
 
 @final
@@ -53,7 +34,7 @@ class EngineCore:
         host_drafter: HostDrafter | None = None,
         tail: TailDecoder | None = None,
         controller: DraftPolicy | None = None,
-        trace: Recorder | None = None,
+        trace: TraceWriter | None = None,
         check: bool | None = None,
     ) -> None:
         """``check`` None follows the environment's OUTRIDER_CHECK. Raises ValueError unless a
@@ -108,6 +89,8 @@ class EngineCore:
             outputs = self.scheduler.take_news()
         if self._check:
             check_all(self.scheduler)
+        if self._trace is not None:
+            self._trace.commit(outputs)
         return outputs
 
     def flush_cache(self) -> Refused | None:
@@ -118,6 +101,8 @@ class EngineCore:
         self._worker.reset()
         if self._drafts is not None:
             self._drafts.flush()
+        if self._trace is not None:
+            self._trace.control(FlushCache(call=0))
         return None
 
     def fail_all(self, message: str) -> list[RequestOutput]:
@@ -145,8 +130,8 @@ class EngineCore:
             spec_drafts=counters.spec_drafts,
             spec_draft_tokens=counters.spec_draft_tokens,
             spec_accepted_tokens=counters.spec_accepted_tokens,
-            spec_accepted_per_pos=tuple(counters.accepted_per_pos),
-            spec_drafted_per_pos=tuple(counters.drafted_per_pos),
+            spec_accepted_per_pos=used(counters.accepted_per_pos),
+            spec_drafted_per_pos=used(counters.drafted_per_pos),
             spec_verify_tokens=counters.spec_verify_tokens,
             plain_rows=counters.plain_rows,
             draft_invalid=counters.draft_invalid,
@@ -203,6 +188,8 @@ class EngineCore:
             return False
         began = thread_time_ns()
         drafts = self._drafts.bind(flights[0])
+        if self._trace is not None:
+            self._trace.drafts(drafts)
         self._worker.upload_drafts(drafts)
         self._propose_ns += thread_time_ns() - began
         return True

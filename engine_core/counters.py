@@ -3,13 +3,27 @@
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
+import numpy.typing as npt
+
+from ..cython_ext.request_table import FastCommit
+
+MAX_DEPTH = 64
+I64 = npt.NDArray[np.int64]
+
+
+def _per_pos() -> I64:
+    return np.zeros(MAX_DEPTH, dtype=np.int64)
+
 
 @final
 @dataclass(slots=True)
 class Counters:
     """Sums since start. Speculation counts only verify rows with at least one proposed draft.
 
-    ``per_pos`` index j: rows whose draft tree reached depth j + 1, or with j + 1 correct drafts.
+    ``*_per_pos`` int64[64], index j: rows whose draft tree reached depth j + 1, or with at least
+    j + 1 correct drafts. ``held_rows`` waited a step for pages, ``shrunk_steps`` lost their drafts
+    to the lack of pages, ``dropped_rows`` were in flight when their request ended.
     """
 
     steps: int = 0
@@ -32,8 +46,17 @@ class Counters:
     plain_rows: int = 0
     draft_invalid: int = 0
     worker_busy_ns: int = 0
-    accepted_per_pos: list[int] = field(default_factory=list)
-    drafted_per_pos: list[int] = field(default_factory=list)
+    accepted_per_pos: I64 = field(default_factory=_per_pos)
+    drafted_per_pos: I64 = field(default_factory=_per_pos)
+
+    def count_fast(self, fast: FastCommit) -> None:
+        """Add what the compiled commit did; the ``*_per_pos`` have it already."""
+        self.spec_drafts += fast.verify_rows
+        self.spec_draft_tokens += fast.proposed
+        self.spec_accepted_tokens += fast.correct
+        self.spec_verify_tokens += fast.verify_tokens
+        self.plain_rows += fast.plain_rows
+        self.generated_tokens += fast.tokens
 
     def count_verify(self, proposed: int, depth: int, correct: int, kept: int) -> None:
         """Count a verify row that had drafts."""
@@ -41,11 +64,13 @@ class Counters:
         self.spec_draft_tokens += proposed
         self.spec_accepted_tokens += correct
         self.spec_verify_tokens += kept
-        lacking = depth - len(self.drafted_per_pos)
-        if lacking > 0:
-            self.drafted_per_pos.extend([0] * lacking)
-            self.accepted_per_pos.extend([0] * lacking)
-        for j in range(depth):
-            self.drafted_per_pos[j] += 1
-        for j in range(correct):
-            self.accepted_per_pos[j] += 1
+        self.drafted_per_pos[:depth] += 1
+        self.accepted_per_pos[:correct] += 1
+
+
+def used(per_pos: I64) -> tuple[int, ...]:
+    """The counts up to the last one that is not zero."""
+    counts: list[int] = per_pos.tolist()
+    while counts and counts[-1] == 0:
+        counts.pop()
+    return tuple(counts)

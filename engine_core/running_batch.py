@@ -6,6 +6,7 @@ import numpy as np
 
 from ..cython_ext.radix_trie import RadixMatch
 from ..cython_ext.request_table import RequestTable
+from .fast_rows import attach, move_counts
 from .ids import I32, RequestId, SlotId
 from .lease import Lease
 from .prefix_cache import PrefixCache
@@ -71,6 +72,7 @@ class RunningBatch:
             request.params.ignore_eos,
             request.speculative,
         )
+        attach(self.table, slot, request)
         self.by_slot[slot] = running
         self.states[request.rid] = running
         self.prefilling.append(running)
@@ -91,12 +93,17 @@ class RunningBatch:
             self.prefilling.remove(running)
         draining = running.leave(self.table.last_step(running.slot))
         self.by_slot[running.slot] = draining
-        self.table.stop_drafts(running.slot)
+        move_counts(self.table, running.slot, running.request)
+        self.table.detach(running.slot)
         self.draining.append(draining)
         if draining.retracted:
             self.states[running.request.rid] = draining
         else:
-            del self.states[running.request.rid]
+            self.finish_draining(draining)
+
+    def finish_draining(self, draining: Draining) -> None:
+        """It has a finish reason now: what is in flight of it counts nowhere."""
+        del self.states[draining.request.rid]
 
     def drain(self, done_step: int) -> list[Waiting | Finished]:
         """Free the slots and pages of those whose last step is in."""

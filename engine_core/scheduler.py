@@ -13,6 +13,7 @@ from .admission import Admission
 from .commit import LENGTH, Progress, commit_row, kept_drafts
 from .config import CoreConfig
 from .counters import Counters
+from .fast_rows import OFF_REASONS, move_counts
 from .ids import I32, RequestId, RowKind
 from .intake import derive_seed, refuse_request, request_cap
 from .messages import FinishReason, GenerateRequest, RequestOutput
@@ -24,9 +25,10 @@ from .refusal import Refused
 from .request import Draining, Request, Running, Waiting
 from .running_batch import RunningBatch
 from .step_builder import Flight
-from .step_planner import OFF_REASONS, StepPlanner, StepPolicy
+from .step_planner import StepPlanner, StepPolicy
 from .step_rows import StepRows, read_result
 from .tail_decoder import TailDecoder
+from .worker import WorkerFailed
 
 QUEUE_FULL = "the queue is full ({limit} requests wait); try again later"
 
@@ -34,12 +36,13 @@ QUEUE_FULL = "the queue is full ({limit} requests wait); try again later"
 class Committed(NamedTuple):
     """What requests kept of one step: slots int32[M], counts int32[M], tokens int32 joined.
 
-    ``touched``: the requests that have news for their clients.
+    News for clients: of requests that go on in ``fast_slots`` int32, and of those ``touched``.
     """
 
     slots: I32
     counts: I32
     tokens: I32
+    fast_slots: I32
     touched: list[Request]
 
 
@@ -155,6 +158,7 @@ class Scheduler:
         out = self._news
         self._news = []
         interval = self.config.engine.stream_interval
+        out.extend(self.batch.table.stream_outputs(committed.fast_slots, interval, RequestOutput))
         for request in committed.touched:
             output = progress_output(request, interval)
             if output is not None:
@@ -191,35 +195,60 @@ class Scheduler:
         return None
 
     def _apply_rows(self, flight: Flight, rows: StepRows) -> Committed:
-        slots: list[int] = []
-        counts: list[int] = []
-        tokens: list[int] = []
+        """Commit plain rows in one compiled call and the others one by one."""
+        fast = self.batch.table.commit_fast(
+            flight.plan.step,
+            flight.slots,
+            rows.kinds,
+            rows.accept_lens,
+            rows.tokens,
+            rows.proposed,
+            rows.depths,
+            flight.reasons,
+            self.counters.accepted_per_pos,
+            self.counters.drafted_per_pos,
+        )
+        self.counters.count_fast(fast)
+        if not fast.slow_rows:
+            return Committed(flight.slots, rows.accept_lens, rows.tokens, flight.slots, [])
+        counts = rows.accept_lens.copy()
         touched: list[Request] = []
-        lens, all_tokens = rows.accept_lens.tolist(), rows.tokens.tolist()
-        at = 0
-        for row, slot in enumerate(flight.slots.tolist()):
-            run = all_tokens[at : at + lens[row]]
-            at += lens[row]
-            owner = self.batch.by_slot[slot]
-            assert owner is not None, "a slot with a row in flight was freed"
-            if owner.request.progress.finish is not None:
-                self.counters.dropped_rows += 1
-                continue
-            kept = self._apply_row(flight, rows, row, owner, run)
-            if kept:
-                slots.append(slot)
-                counts.append(kept)
-                tokens.extend(run[:kept])
-            if kept or owner.request.progress.finish is not None:
-                touched.append(owner.request)
-            if owner.request.progress.finish is not None:
-                self._leave(owner)
+        starts = np.cumsum(counts) - counts
+        for row in fast.slow_rows:
+            start = int(starts[row])
+            run = rows.tokens[start : start + int(counts[row])].tolist()
+            counts[row] = self._apply_slow(flight, rows, row, run, touched)
+        is_fast = np.ones(len(counts), dtype=np.bool_)
+        is_fast[fast.slow_rows] = False
+        row_of_token = np.repeat(np.arange(len(counts)), rows.accept_lens)
+        within = np.arange(len(rows.tokens)) - starts[row_of_token]
+        kept = counts > 0
         return Committed(
-            np.array(slots, dtype=np.int32),
-            np.array(counts, dtype=np.int32),
-            np.array(tokens, dtype=np.int32),
+            flight.slots[kept],
+            counts[kept],
+            rows.tokens[within < counts[row_of_token]],
+            flight.slots[is_fast],
             touched,
         )
+
+    def _apply_slow(
+        self, flight: Flight, rows: StepRows, row: int, run: list[int], touched: list[Request]
+    ) -> int:
+        """Commit one row in full; return how many tokens its request kept."""
+        owner = self.batch.by_slot[flight.slots[row]]
+        assert owner is not None, "a slot with a row in flight was freed"
+        if owner.request.progress.finish is not None:
+            self.counters.dropped_rows += 1
+            return 0
+        if isinstance(owner, Running):
+            move_counts(self.batch.table, owner.slot, owner.request)
+        kept = self._apply_row(flight, rows, row, owner, run)
+        finished = owner.request.progress.finish is not None
+        if kept or finished:
+            touched.append(owner.request)
+        if finished:
+            self._leave(owner)
+        return kept
 
     def _apply_row(
         self, flight: Flight, rows: StepRows, row: int, owner: Running | Draining, run: list[int]
@@ -233,7 +262,10 @@ class Scheduler:
             self.batch.table.settle(owner.slot, 0, step)
             return 0
         kind, proposed = RowKind(flight.plan.kinds[row]), int(rows.proposed[row])
-        kept = commit_row(progress, run, kind, proposed, rows.logprobs.get(row, ()))
+        try:
+            kept = commit_row(progress, run, kind, proposed, rows.logprobs.get(row, ()))
+        except ValueError as failure:
+            raise WorkerFailed(f"step {step}: row {row}: {failure}") from failure
         self.batch.table.settle(owner.slot, kept, step)
         self.counters.generated_tokens += kept
         if kind is RowKind.VERIFY:
@@ -277,20 +309,23 @@ class Scheduler:
         if isinstance(owner, Running):
             self.batch.leave(owner)
         else:
-            del self.batch.states[owner.request.rid]
+            self.batch.finish_draining(owner)
 
     def _end(self, state: Waiting | Running | Draining, reason: FinishReason) -> None:
         """End a request from outside any commit; its client is told at once."""
-        state.request.progress.end(reason)
-        self._news.append(finish_output(state.request))
+        request = state.request
+        if isinstance(state, Running):
+            move_counts(self.batch.table, state.slot, request)
+        request.progress.end(reason)
+        self._news.append(finish_output(request))
         match state:
             case Waiting():
                 self.queue.remove(state)
-                del self.batch.states[state.request.rid]
+                del self.batch.states[request.rid]
             case Running():
                 self.batch.leave(state)
             case Draining():
-                del self.batch.states[state.request.rid]
+                self.batch.finish_draining(state)
 
     def _settle(self) -> None:
         """Free what drained; the retracted wait again."""

@@ -7,8 +7,9 @@ import numpy as np
 
 from .admission import Admission
 from .config import CoreConfig
-from .controller import REASONS, StepLengths
+from .controller import StepLengths
 from .counters import Counters
+from .fast_rows import NO_PAGES
 from .ids import I32, RowKind
 from .messages import FinishReason
 from .plan import SlotInit
@@ -17,9 +18,6 @@ from .request import Running, Waiting
 from .retraction import Retraction
 from .running_batch import RunningBatch
 from .step_builder import Flight, StepBuilder
-
-NO_PAGES = len(REASONS)
-OFF_REASONS = (*REASONS, "no KV pages for drafts")
 
 
 class StepPolicy(Protocol):

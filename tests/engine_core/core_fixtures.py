@@ -184,7 +184,7 @@ def request(
 
 
 def expected(
-    message: GenerateRequest, context_length: int, vocab_size: int
+    message: GenerateRequest, context_length: int, vocab_size: int, seed: int = 0
 ) -> tuple[list[int], str]:
     """Continuation and finish kind of a request alone, from the rules in plain words."""
     params = message.params
@@ -196,7 +196,7 @@ def expected(
     cap = min(params.max_new_tokens, context_length - len(prompt))
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {0})
     while len(out) < cap:
-        token = choose(prefix, vocab_size, params, params.seed or 0, len(out))
+        token = choose(prefix, vocab_size, params, seed, len(out))
         prefix = extend_hash(prefix, token)
         out.append(token)
         if len(out) <= params.min_new_tokens:

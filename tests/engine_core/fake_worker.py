@@ -108,6 +108,7 @@ class FakeWorker:
         self.max_rows = 0
         self.mixed_steps = 0
         self.partial_accepts = 0
+        self.partial_chunks = 0
         self._jobs: queue.Queue[StepPlan | None] = queue.Queue()
         self._late: queue.Queue[HostDrafts] = queue.Queue()
         self._done: queue.Queue[StepResult | BaseException] = queue.Queue()
@@ -239,6 +240,7 @@ class FakeWorker:
         for i in range(start, start + len(chunk)):
             self._write(slot, i, slot.tokens[i], slot.hashes[i])
         if rows.kinds[row] == RowKind.PREFILL:
+            self.partial_chunks += start + len(chunk) < len(slot.tokens)
             return []
         assert start + len(chunk) == len(slot.tokens), "the last chunk does not end the prompt"
         token = self._next(slot, slot.hashes[-1], len(slot.tokens))

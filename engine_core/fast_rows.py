@@ -1,0 +1,40 @@
+"""Rows that the compiled table may commit, and how their counts reach the request.
+
+A request's tokens live in one place, ``Progress.tokens``, which both paths append to. Its counters
+of fast rows gather in the table and are moved here before anyone reads or adds to them.
+"""
+
+import numpy as np
+
+from ..cython_ext.request_table import RequestTable
+from .controller import REASONS
+from .request import Request
+
+NO_PAGES = len(REASONS)
+OFF_REASONS = (*REASONS, "no KV pages for drafts")
+
+
+def attach(table: RequestTable, slot: int, request: Request) -> None:
+    """Let the table commit the request's plain rows, if it needs neither text nor logprobs."""
+    if request.progress.fast:
+        stops = np.array(request.stop_ids, dtype=np.int32)
+        table.attach(slot, request.rid, request.progress, stops, request.stream)
+
+
+def move_counts(table: RequestTable, slot: int, request: Request) -> None:
+    """Add what the table counted since the last call to the request's progress."""
+    progress = request.progress
+    if not progress.fast:
+        return
+    counts = table.take_counts(slot)
+    progress.verify_ct += counts.verify_ct
+    progress.verify_tokens += counts.verify_tokens
+    progress.correct_drafts += counts.correct
+    progress.proposed_drafts += counts.proposed
+    progress.plain_ct += counts.plain_ct
+    if counts.reason:
+        progress.spec_off_reason = OFF_REASONS[counts.reason]
+    histogram = progress.histogram
+    histogram.extend([0] * (len(counts.histogram) - len(histogram)))
+    for correct, times in enumerate(counts.histogram):
+        histogram[correct] += times
