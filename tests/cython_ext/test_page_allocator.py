@@ -94,7 +94,7 @@ def test_against_model() -> None:
     REACHED.clear()
     run_state_machine_as_test(
         AllocatorMachine,
-        settings=settings(max_examples=60, stateful_step_count=50, derandomize=True, deadline=None),
+        settings=settings(max_examples=40, stateful_step_count=40, derandomize=True, deadline=None),
     )
     wanted = ("short", "alloc", "free", "twice", "already_free", "low", "high", "reset")
     assert {event: REACHED[event] for event in wanted if REACHED[event] < 100} == {}

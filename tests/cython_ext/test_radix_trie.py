@@ -182,7 +182,7 @@ class RadixMachine(RuleBasedStateMachine):
             a, b = rng.randrange(18), rng.randrange(18)
             return [int((i >= a) != (i >= b)) for i in range(rng.randrange(19))]
 
-        for _ in range(20):
+        for _ in range(60):
             namespace, at = rng.choice(["", "salt", "other"]), rng.randrange(1000)
             match rng.randrange(16):
                 case 0 | 1 | 2:
@@ -232,9 +232,7 @@ def test_against_model() -> None:
     REACHED.clear()
     run_state_machine_as_test(
         RadixMachine,
-        settings=settings(
-            max_examples=110, stateful_step_count=40, derandomize=True, deadline=None
-        ),
+        settings=settings(max_examples=70, stateful_step_count=30, derandomize=True, deadline=None),
     )
     assert {event: REACHED[event] for event in WANTED if REACHED[event] < 100} == {}
 
