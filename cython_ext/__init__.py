@@ -1,1 +1,1 @@
-"""Compiled bookkeeping: page allocator, radix trie, n-gram trie, suffix automaton, batch assembly."""
+"""Compiled bookkeeping: pages, radix trie, n-gram trie, suffix automaton, step assembly."""
