@@ -22,7 +22,7 @@ test: install-test lint types unit
 lint: install-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/cython-lint cython_ext kernels
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint cython_ext kernels
 
 types: install-test
 	$(BIN)/mypy
