@@ -12,17 +12,17 @@ from libc.stdint cimport int32_t, int64_t
 
 cdef Py_ssize_t walk_row(
     const int64_t *tokens, const int32_t *parents, const int64_t *targets, Py_ssize_t width,
-    int32_t *accepted, int32_t *emitted, bint *scattered,
+    Accepted *out,
 ) noexcept nogil:
     """Walk one row of ``width`` nodes; its number of emitted tokens, 0 if a target was < 0."""
     cdef Py_ssize_t node = 0, child, length = 0
     while True:
         if targets[node] < 0:
             return 0
-        accepted[length] = <int32_t>node
-        emitted[length] = <int32_t>targets[node]
+        out.nodes[length] = <int32_t>node
+        out.tokens[length] = <int32_t>targets[node]
         if node != length:
-            scattered[0] = True
+            out.scattered = True
         length += 1
         child = node + 1
         while child < width and (
@@ -67,7 +67,7 @@ def walk(
     Raises ValueError naming the array that is too short.
     """
     cdef Py_ssize_t row, rows = node_cu.shape[0] - 1, width, first, total = 0, length
-    cdef bint scattered = False
+    cdef Accepted out
     cdef const int32_t *tree = NULL
     need("node_cu", node_cu.shape[0], 1)
     need("cu_q", cu_q.shape[0], rows + 1)
@@ -80,6 +80,7 @@ def walk(
     need("accept_idx_out", accept_idx_out.shape[0], node_cu[rows])
     need("emitted_out", emitted_out.shape[0], node_cu[rows])
     accept_cu_out[0] = 0
+    out.scattered = False
     with nogil:
         for row in range(rows):
             width = node_cu[row + 1] - node_cu[row]
@@ -88,14 +89,15 @@ def walk(
                 first = cu_q[row + 1] - width
                 if parents is not None:
                     tree = &parents[first]
+                out.nodes = &accept_idx_out[total]
+                out.tokens = &emitted_out[total]
                 length = walk_row(
-                    &input_ids[first], tree, &targets[node_cu[row]], width,
-                    &accept_idx_out[total], &emitted_out[total], &scattered,
+                    &input_ids[first], tree, &targets[node_cu[row]], width, &out
                 )
             accept_lens_out[row] = <int32_t>length
             total += length
             accept_cu_out[row + 1] = <int32_t>total
-    return total, bool(scattered)
+    return total, bool(out.scattered)
 
 
 def advance(

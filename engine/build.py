@@ -45,6 +45,7 @@ class Engine:
     assembly: Assembly
     worker: TorchWorker
     info: CoreInfo
+    trace_file: TraceFile | None
 
     @property
     def core(self) -> EngineCore:
@@ -52,8 +53,10 @@ class Engine:
         return self.assembly.core
 
     def shutdown(self) -> None:
-        """Stop the worker's thread; idempotent."""
+        """Stop the worker's thread and close the trace; idempotent."""
         self.worker.shutdown()
+        if self.trace_file is not None:
+            self.trace_file.close()
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -118,9 +121,10 @@ def _assemble(resolved: CoreConfig, worker: TorchWorker) -> Engine:
     config = resolved.engine
     tail_flag = "model" if config.tokenizer_path is None else "tokenizer_path"
     tail = _guard(tail_flag, lambda: load_tail(config))
-    trace = _open_trace(resolved, () if times is None else times.knots)
+    trace_file = _open_trace(resolved, () if times is None else times.knots)
+    trace = None if trace_file is None else TraceWriter(trace_file.write)
     assembly = assemble(resolved, worker, times, tail, trace)
-    return Engine(assembly, worker, _core_info(resolved))
+    return Engine(assembly, worker, _core_info(resolved), trace_file)
 
 
 def _core_info(resolved: CoreConfig) -> CoreInfo:
@@ -200,10 +204,9 @@ def _make_pool(
     return KVPool(pages, config.page_size, model_config, model.dtype, device)
 
 
-def _open_trace(config: CoreConfig, knots: tuple[tuple[int, float], ...]) -> TraceWriter | None:
+def _open_trace(config: CoreConfig, knots: tuple[tuple[int, float], ...]) -> TraceFile | None:
     path = os.environ.get(TRACE_VARIABLE)
     if not path:
         return None
     header = TraceHeader(TRACE_VERSION, config, config.engine.model, knots)
-    file = _guard(TRACE_VARIABLE, lambda: TraceFile(path, header))
-    return TraceWriter(file.write)
+    return _guard(TRACE_VARIABLE, lambda: TraceFile(path, header))

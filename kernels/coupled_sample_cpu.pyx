@@ -44,8 +44,8 @@ cdef inline void philox_block(
     cdef uint32_t c2 = <uint32_t>position, c3 = <uint32_t>(position >> 32)
     cdef uint32_t k0 = <uint32_t>seed, k1 = <uint32_t>(seed >> 32)
     cdef uint64_t p0, p1
-    cdef int step
-    for step in range(10):
+    cdef int _round
+    for _round in range(10):
         p0 = <uint64_t>0xD2511F53 * c0
         p1 = <uint64_t>0xCD9E8D57 * c2
         c0 = <uint32_t>(p1 >> 32) ^ c1 ^ k0

@@ -70,15 +70,9 @@ def resolve(rows: list[Row], seq_lens: list[int], last: list[int], drafts: bool 
     prompt = [token for row in rows if row.kind != VERIFY for token in row.tokens]
     caps = [len(row.tokens) + (1 if row.kind == VERIFY else 0) + row.spare for row in rows]
     size = sum(len(row.tokens) + 1 for row in rows) + 1
-    outs = {
-        "starts": np.zeros(len(rows), np.int32),
-        "q_lens": np.zeros(len(rows), np.int32),
-        "ids": np.zeros(size, np.int64),
-        "parents": np.zeros(size, np.int32),
-        "node_cu": np.zeros(len(rows) + 1, np.int32),
-        "logits_index": np.zeros(size, np.int64),
-        "depths": np.zeros(len(rows), np.int32),
-    }
+    starts, q_lens, depths = (np.zeros(len(rows), np.int32) for _ in range(3))
+    ids, logits_index = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    parents_out, node_cu = np.zeros(size, np.int32), np.zeros(len(rows) + 1, np.int32)
     total, nodes, branches = resolve_rows(
         int32([row.slot for row in rows]),
         np.array([row.kind for row in rows], dtype=np.uint8),
@@ -91,12 +85,24 @@ def resolve(rows: list[Row], seq_lens: list[int], last: list[int], drafts: bool 
         int32(seq_lens),
         int32(last),
         VOCAB,
-        *outs.values(),
+        starts,
+        q_lens,
+        ids,
+        parents_out,
+        node_cu,
+        logits_index,
+        depths,
     )
-    lists = {name: values.tolist() for name, values in outs.items()}
-    for name, length in (("ids", total), ("parents", total), ("logits_index", nodes)):
-        lists[name] = lists[name][:length]
-    return Resolved(**lists, branches=branches)
+    return Resolved(
+        starts.tolist(),
+        q_lens.tolist(),
+        ids[:total].tolist(),
+        parents_out[:total].tolist(),
+        node_cu.tolist(),
+        logits_index[:nodes].tolist(),
+        depths.tolist(),
+        branches,
+    )
 
 
 @st.composite

@@ -123,7 +123,7 @@ def test_short_arrays_are_named() -> None:
             np.array([1, 2]), None, int32([0, 2]), int32([0, 2]), np.array([2]),
             int32([0]), int32([0, 0]), int32([0, 0]), int32([0, 0]),
         )  # fmt: skip
-    with pytest.raises(ValueError, match="row 0: slot 3 is outside 0..1"):
+    with pytest.raises(ValueError, match="row 0: slot 3 is outside"):
         advance(
             int32([3]), int32([0]), int32([1]), int32([0, 1]), int32([0, 1]), int32([4]),
             int32([0, 0]), int32([0, 0]), int32([0, 0]),

@@ -76,7 +76,8 @@ class Request:
 
     def accepted(self, drafts: Drafts | None) -> list[int]:
         """What a verify row must emit."""
-        node, path = 0, []
+        node = 0
+        path: list[int] = []
         while True:
             token = self.target(path)
             path.append(token)
@@ -180,7 +181,7 @@ def test_a_slot_with_nothing_special_costs_no_column() -> None:
     driver, _ = enter_one(SamplingParams(temperature=0.0), make_table(2))
     table = driver.state.sampling
     assert (table.featured, table.counts.output.shape[0]) == (0, 0)
-    assert not (table.biases or table.masked or table.logprobs)
+    assert (table.biases, table.masked, table.logprobs) == ({}, {}, {})
     driver.enter(0, [1], SamplingParams(logit_bias={1: 2.0}, min_new_tokens=2), 0, EOS)
     assert table.featured == 1
     driver.state.reset()
@@ -209,8 +210,7 @@ def test_unusable_logits_end_their_row_only(bad: float, params: SamplingParams) 
         driver.enter(slot, [slot + 1], params, 5, EOS)
     last = [int(token) for token in driver.state.last_tokens[:3]]
     table[last[1], 2] = bad
-    if last[0] == last[1] or last[2] == last[1]:
-        pytest.fail("the prompts were chosen to give different tokens")
+    assert last[1] not in (last[0], last[2]), "the prompts were chosen to give other tokens"
     lengths = driver.state.seq_lens.tolist()
     emitted, result = driver.verify({0: None, 1: None, 2: None})
     assert [(error.row, "NaN or infinite" in error.message) for error in result.errors] == [

@@ -1,6 +1,7 @@
 """Tiny models: random Qwen3 checkpoints in a folder, and the config of a bigram table."""
 
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ from safetensors.torch import save_file
 
 from outrider.engine.models import Model, load_model
 from outrider.engine_core.model_config import ModelConfig, load_model_config
+from outrider.engine_core.rope_config import RopeConfig
 
 
 def write_checkpoint(
@@ -34,7 +36,7 @@ def write_checkpoint(
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(out: int, width: int, gain: float = 1.0) -> torch.Tensor:
-        return torch.randn(out, width, generator=generator) * gain * width**-0.5
+        return torch.randn(out, width, generator=generator).mul(gain / math.sqrt(width))
 
     tensors = {
         "model.embed_tokens.weight": matrix(vocab_size, hidden, 4.0),
@@ -74,8 +76,6 @@ def load_tiny(folder: Path) -> tuple[Model, ModelConfig]:
 
 def bigram_config(vocab_size: int) -> ModelConfig:
     """A config for a pool that a bigram model never touches."""
-    from outrider.engine_core.rope_config import RopeConfig
-
     return ModelConfig(
         architecture="qwen3",
         vocab_size=vocab_size,
