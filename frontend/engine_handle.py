@@ -81,6 +81,11 @@ class EngineHandle:
         await asyncio.to_thread(self.core.stop, STOP_TIMEOUT_S)
         await self._client.close()
 
+    def abandon(self) -> None:
+        """End the core from any thread, at once; nothing else is closed."""
+        self._stopping = True
+        self.core.stop(STOP_TIMEOUT_S)
+
     def _watch(self, core: CoreProcess) -> None:
         def on_exit(status: int) -> None:
             self._loop.call_soon_threadsafe(self._core_ended, core, status)

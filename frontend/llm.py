@@ -108,6 +108,13 @@ class LLM:
             self._loop.run(engine.stop())
             self._loop.close()
 
+    def _exit(self) -> None:
+        """End the core when the interpreter exits: no thread can be started any more then."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.abandon()
+            self._loop.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -131,7 +138,7 @@ class LLM:
 def _shutdown(reference: "weakref.ref[LLM]") -> None:
     llm = reference()
     if llm is not None:
-        llm.shutdown()
+        llm._exit()
 
 
 def _items(

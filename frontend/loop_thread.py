@@ -48,7 +48,14 @@ class LoopThread:
                     return
                 yield item
         finally:
-            with contextlib.suppress(EngineClosed):
+            if not self.closed:
+                self._close_generator(items)
+
+    def _close_generator(self, items: AsyncGenerator[T, None]) -> None:
+        with contextlib.suppress(EngineClosed):
+            if threading.current_thread() is self._thread:
+                self._submit(_close(items))  # the garbage collector ran here: it cannot wait
+            else:
                 self.run(_close(items), CLOSE_TIMEOUT_S)
 
     def close(self) -> None:

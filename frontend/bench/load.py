@@ -113,6 +113,7 @@ async def read_stats(client: httpx.AsyncClient) -> CoreStats | None:
         info = msgspec.json.decode(response.content, type=dict[str, object])
         states = msgspec.convert(info.get("internal_states"), list[dict[str, object]])
         names = [f.name for f in msgspec.structs.fields(CoreStats) if f.name != "call"]
-        return msgspec.convert([0, *(states[0][name] for name in names)], CoreStats)
+        values = [states[0][name] for name in names]
+        return msgspec.convert([CoreStats.__struct_config__.tag, 0, *values], CoreStats)
     except (httpx.HTTPError, msgspec.MsgspecError, KeyError, IndexError):
         return None

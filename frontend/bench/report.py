@@ -28,18 +28,18 @@ def offline_table(report: OfflineReport) -> str:
     head = f"{report.num_prompts} prompts of kind {report.kind or 'any'}, batch size "
     lines = [
         f"{report.model}: {head}{report.batch_size}, {report.repeat} rounds",
-        " " * _WIDTH + "".join(f"{name:>24}" for name, _ in sides),
+        " " * _WIDTH + "".join(f"{name:>32}" for name, _ in sides),
     ]
-    lines += [f"{name:<{_WIDTH}}" + "".join(f"{cell:>24}" for cell in row) for name, row in rows]
+    lines += [f"{name:<{_WIDTH}}" + "".join(f"{cell:>32}" for cell in row) for name, row in rows]
     if report.speculative is None:
         lines.append("no --speculative-algorithm was given: only the baseline was measured")
     else:
         lines.append(f"{'speedup (median of the rounds)':<{_WIDTH}}{report.speedup:>24.3f}")
         positions = report.speculative.speculation.accept_rate_per_position
         shown = " ".join(f"{rate:.2f}" for rate in positions[:8]) or "-"
-        lines.append(f"{'accept rate by position':<{_WIDTH}}{shown:>24}")
+        lines.append(f"{'accept rate by position':<{_WIDTH}}{shown:>32}")
         if report.differing_outputs is not None:
-            lines.append(f"{'outputs that differ':<{_WIDTH}}{report.differing_outputs:>24}")
+            lines.append(f"{'outputs that differ':<{_WIDTH}}{report.differing_outputs:>32}")
     return "\n".join(lines)
 
 

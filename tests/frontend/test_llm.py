@@ -2,9 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -136,3 +139,22 @@ def test_what_cannot_start_says_why() -> None:
         LLM("pycoder", dtype="float32", random_seed=13)
     with pytest.raises(ValueError, match="was not found"):
         LLM("no such model")
+
+
+def test_a_script_that_never_shuts_down_ends_cleanly(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from outrider.frontend import launch\n"
+        f"launch.core_command = lambda: {fake_command()!r}\n"
+        "from outrider import LLM\n"
+        "llm = LLM('pycoder')\n"
+        "stream = llm.stream('x', max_new_tokens=4000)\n"
+        "next(stream)\n"
+        "print(llm.info.pid)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert "Warning" not in done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)

@@ -1,0 +1,150 @@
+"""Benchmarks: the statistics, and both commands over scripted cores."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from outrider.engine_core.messages import CoreStats
+from outrider.frontend.bench.measure import Timing, core_cost, speculation, spread
+from outrider.frontend.bench.prompts import load_prompts
+from outrider.frontend.flags import UsageError
+
+from .server_process import FAKE_CLI, fake_server
+
+PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts" / "pycoder_prompts.jsonl"
+
+
+def counters(**values: object) -> CoreStats:
+    names = [f.name for f in msgspec.structs.fields(CoreStats)]
+    zero: dict[str, object] = {n: () if n.endswith("per_pos") else 0 for n in names}
+    tag = CoreStats.__struct_config__.tag
+    return msgspec.convert([tag, *((zero | values)[n] for n in names)], CoreStats)
+
+
+def test_a_gap_is_shared_by_the_tokens_of_its_chunk() -> None:
+    timing = Timing(sent=10.0)
+    timing.chunk(10.5, 2)
+    timing.chunk(11.5, 4)
+    timing.chunk(11.6, 0)
+    timing.chunk(12.0, 1)
+    assert timing.gaps == [0.25, 0.25, 0.25, 0.25, 0.5]
+    assert (timing.first, timing.last, timing.tokens) == (10.5, 12.0, 7)
+
+
+def test_percentiles_are_in_milliseconds() -> None:
+    found = spread([i / 1000 for i in range(100, 0, -1)])
+    assert found is not None
+    assert (found.p50, found.p90, found.p99, found.max) == pytest.approx((51, 91, 100, 100))
+    assert found.mean == pytest.approx(50.5)
+    assert spread([]) is None
+
+
+def test_acceptance_is_a_difference_of_counters() -> None:
+    before = counters(
+        spec_drafts=10,
+        spec_verify_tokens=30,
+        spec_draft_tokens=50,
+        spec_accepted_tokens=20,
+        spec_accepted_per_pos=(8,),
+        spec_drafted_per_pos=(10,),
+        plain_rows=5,
+    )
+    after = counters(
+        spec_drafts=30,
+        spec_verify_tokens=90,
+        spec_draft_tokens=150,
+        spec_accepted_tokens=60,
+        spec_accepted_per_pos=(18, 6, 0),
+        spec_drafted_per_pos=(30, 8, 0),
+        plain_rows=15,
+    )
+    found = speculation(before, after)
+    assert found.accept_length == 3.0
+    assert found.accept_rate == 0.4
+    assert found.accept_rate_per_position == (0.5, 0.75)
+    assert found.length_0_share == pytest.approx(1 / 3)
+    nothing = speculation(after, after)
+    assert (nothing.accept_length, nothing.accept_rate, nothing.length_0_share) == (None, None, 0)
+
+
+def test_cost_is_a_step() -> None:
+    cost = core_cost(counters(steps=5, plan_cpu=1.0), counters(steps=15, plan_cpu=1.001))
+    assert cost.steps == 10
+    assert cost.plan_us == pytest.approx(100.0)
+    assert core_cost(counters(), counters()).plan_us == 0.0
+
+
+def test_prompts_are_chosen_by_kind(tmp_path: Path) -> None:
+    edits = load_prompts(str(PROMPTS), "edit", 3, 17)
+    assert [(p.kind, p.max_tokens) for p in edits] == [("edit", 17)] * 3
+    assert len(load_prompts(str(PROMPTS), None, None, None)) == 144
+    broken = tmp_path / "p.jsonl"
+    broken.write_text('{"id": "a", "kind": "k", "prompt": "x"}\n\n{"id": 1}\n')
+    for path, kind, message in (
+        (str(broken), None, "line 3"),
+        (str(tmp_path / "none"), None, "cannot read"),
+        (str(PROMPTS), "poem", "completion"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            load_prompts(path, kind, None, None)
+
+
+def bench(*args: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, str(FAKE_CLI), "2", "1", "bench", *args],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def test_serving_measures_the_baseline_beside_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    common = ["serve", "--prompts", str(PROMPTS), "--num-prompts", "6", "--max-new-tokens", "30"]
+    with (
+        fake_server("--speculative-algorithm", "NGRAM", per_step=3, step_ms=4) as measured,
+        fake_server(per_step=1, step_ms=4) as baseline,
+    ):
+        both = ["--base-url", measured.url, "--baseline-url", baseline.url]
+        done = bench(*common, *both, "--concurrency", "3", "--json", str(file))
+        assert done.returncode == 0, done.stderr
+        alone = bench(*common, "--base-url", baseline.url, "--no-baseline", "--request-rate", "50")
+        assert alone.returncode == 0, alone.stderr
+    report = json.loads(file.read_text())
+    for side in ("measured", "baseline"):
+        assert report[side]["completed"] == 6
+        assert report[side]["total_output_tokens"] == 180
+        assert report[side]["ttft_ms"]["p50"] > 0
+    assert report["speedup"] > 1.5
+    assert report["accept_length"] == 3.0
+    assert report["baseline"]["speculation"]["accept_length"] is None
+    assert report["measured"]["concurrency"] <= 3
+    assert "Accept length:" in done.stdout
+    assert "Speedup (output throughput):" in done.stdout
+    assert "no baseline was measured" in alone.stdout
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    done = bench(
+        *("serve", "--prompts", str(PROMPTS), "--base-url", "http://127.0.0.1:9"), "--no-baseline"
+    )
+    assert done.returncode == 1
+    assert "no OpenAI-compatible server answers" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_offline_without_an_algorithm_measures_the_baseline_only(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    done = bench(
+        *("offline", "--model", "pycoder", "--prompts", str(PROMPTS), "--num-prompts", "3"),
+        *("--max-new-tokens", "8", "--repeat", "2", "--batch-size", "2", "--json", str(file)),
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(file.read_text())
+    assert (report["speculative"], report["speedup"]) == (None, None)
+    assert report["baseline"]["output_tokens"] == 24
+    assert "only the baseline was measured" in done.stdout
