@@ -114,6 +114,7 @@ def measure_steps(
         "insert_us": float(np.median(insert)),
         "look_up_us": float(np.median(look_up)),
         "both_us": float(np.median(both)),
+        "both_p10_us": float(np.percentile(both, 10)),
         "both_p99_us": float(np.percentile(both, 99)),
         "tokens_per_step": float(accepted.sum() / len(accepted)),
         "proposed_per_row": proposed / accepted.size,

@@ -44,7 +44,10 @@ class NgramTrie:
     def extend_batch(
         self, streams: NDArray[np.int32], cu: NDArray[np.int32], tokens: NDArray[np.int32]
     ) -> None:
-        """Append `tokens[cu[r]:cu[r + 1]]` to `streams[r]`, row by row. ValueError as `extend`."""
+        """Append `tokens[cu[r]:cu[r + 1]]` to `streams[r]`, each row's first token before any
+        row's second. ValueError as `extend`, for a stream in two rows, and when `cu` does not
+        cover `tokens`; nothing is appended then.
+        """
 
     def recent_tokens(
         self,

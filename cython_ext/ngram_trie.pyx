@@ -11,9 +11,9 @@ from .draft_tree cimport (
 )
 from .trie_check cimport check_pool
 from .trie_pool cimport (
-    EMPTIED, UNLINKED, Node, Slot, TopList, at, create_child, edge_hash, find_child, freq_of,
-    pool_free, pool_init, pool_reserve, prefetch, prefetch_neighbours, release_node, released,
-    slab_bytes, table_remove, take_root, top_children, top_of, touch_child,
+    EMPTIED, UNLINKED, Node, Slot, TopList, at, create_child, edge_hash, find_child, find_hash,
+    freq_of, pool_free, pool_init, pool_reserve, prefetch, prefetch_neighbours, release_node,
+    released, slab_bytes, table_remove, take_root, top_children, top_of, touch_child,
 )
 
 
@@ -36,7 +36,7 @@ cdef class NgramTrie:
             raise ValueError(f"slab_nodes is {slab_nodes}: must be a power of two")
         self.max_depth = max_depth
         self.shift = slab_nodes.bit_length() - 1
-        self.hashes = <unsigned int*>malloc(max_depth * sizeof(int))
+        self.hashes = <unsigned int*>malloc(2 * max_depth * sizeof(int))
         if self.hashes == NULL or pool_init(&self.pool, capacity, self.shift) < 0:
             raise MemoryError("no memory for the n-gram trie")
         self.free_streams = []
@@ -196,9 +196,9 @@ cdef class NgramTrie:
         cdef int* anchors = self.anchors + <size_t>stream * self.max_depth
         cdef long long* stamps = self.stamps + <size_t>stream * self.max_depth
         cdef unsigned int* hashes = self.hashes
+        cdef int* likely = <int*>self.hashes + self.max_depth
         cdef int deepest = min(self.streams[stream].length, self.max_depth - 1)
         cdef int depth, parent, child
-        cdef Node* node
         if pool_reserve(pool, min(deepest + 1, pool.capacity - pool.used)) < 0:
             with gil:
                 raise MemoryError("no memory for more nodes of the n-gram trie")
@@ -208,20 +208,23 @@ cdef class NgramTrie:
             hashes[depth] = edge_hash(anchors[depth], token)
             prefetch(pool.slots + (hashes[depth] & pool.mask))
         for depth in range(deepest + 1):
-            prefetch(at(pool, pool.slots[hashes[depth] & pool.mask].child))
+            likely[depth] = find_hash(pool, hashes[depth])
+            prefetch(at(pool, likely[depth]))
         for depth in range(deepest + 1):
-            node = at(pool, pool.slots[hashes[depth] & pool.mask].child)
-            if node.parent == anchors[depth]:
-                prefetch_neighbours(pool, node)
+            if likely[depth]:
+                prefetch_neighbours(pool, at(pool, likely[depth]))
         # Deepest first, so that shorter and more useful suffixes end up more recent.
         for depth in range(deepest, -1, -1):
             child = anchors[depth]
             parent = self.anchor(stream, depth)
             if parent != child:
                 hashes[depth] = edge_hash(parent, token)
+                likely[depth] = find_hash(pool, hashes[depth])
             child = 0
             if parent:
-                child = find_child(pool, parent, token, hashes[depth])
+                # A hash that is not in the table needs no second look: this key comes up once.
+                if likely[depth]:
+                    child = find_child(pool, parent, token, hashes[depth])
                 if child:
                     touch_child(pool, parent, child)
                 else:
@@ -247,6 +250,31 @@ cdef class NgramTrie:
             )
         return 0
 
+    cdef void prefetch_slots(self, int stream, int token) noexcept nogil:
+        cdef int* anchors = self.anchors + <size_t>stream * self.max_depth
+        cdef int depth
+        for depth in range(min(self.streams[stream].length, self.max_depth - 1) + 1):
+            prefetch(
+                self.pool.slots + (edge_hash(anchors[depth], token) & self.pool.mask)
+            )
+
+    cdef int push_rows(
+        self, const int[::1] streams, const int[::1] cu, const int[::1] tokens
+    ) except -1 nogil:
+        """Every row's first token, then every row's second: the next one's slots come meanwhile."""
+        cdef Py_ssize_t rows = streams.shape[0], r, ahead, column = 0, left = tokens.shape[0]
+        while left:
+            for r in range(rows):
+                if cu[r] + column >= cu[r + 1]:
+                    continue
+                ahead = r + 1
+                if ahead < rows and cu[ahead] + column < cu[ahead + 1]:
+                    self.prefetch_slots(streams[ahead], tokens[cu[ahead] + column])
+                self.push(streams[r], tokens[cu[r] + column])
+                left -= 1
+            column += 1
+        return 0
+
     def extend(self, int stream, const int[::1] tokens not None, bint learn=True):
         self.check_stream(stream)
         check_tokens(tokens)
@@ -261,14 +289,17 @@ cdef class NgramTrie:
         check_shape("cu", cu.shape[0], 1, rows + 1, 1)
         if cu[0] != 0 or cu[rows] != tokens.shape[0]:
             raise ValueError(f"cu: must run from 0 to the number of tokens, {tokens.shape[0]}")
+        self.batches += 1
         for r in range(rows):
             self.check_stream(streams[r])
+            if self.streams[streams[r]].batch == self.batches:
+                raise ValueError(f"streams: {streams[r]} is in two rows; give each one row")
+            self.streams[streams[r]].batch = self.batches
             if cu[r] > cu[r + 1]:
                 raise ValueError(f"cu: falls from {cu[r]} to {cu[r + 1]} at row {r}")
         check_tokens(tokens)
         with nogil:
-            for r in range(rows):
-                self.push_all(streams[r], tokens, cu[r], cu[r + 1], True)
+            self.push_rows(streams, cu, tokens)
 
     def recent_tokens(
         self, const int[::1] streams not None, int[:, ::1] tokens_out not None,
@@ -311,7 +342,7 @@ cdef class NgramTrie:
 
     cdef void prefetch_rows(self, const int[::1] streams) noexcept nogil:
         """Walks all rows' likeliest paths side by side, so that their cache misses overlap."""
-        cdef int r, i, depth, stream
+        cdef int r, depth, stream
         cdef int* anchors
         cdef int* down = self.cursors
         cdef int* along = self.cursors + streams.shape[0]

@@ -125,6 +125,14 @@ cdef inline unsigned int edge_hash(int parent, int token) noexcept nogil:
     return <unsigned int>(key >> 32)
 
 
+cdef inline int find_hash(Pool* pool, unsigned int hash) noexcept nogil:
+    """The first node with this hash, 0 if no node has it; reads no node."""
+    cdef unsigned int i = hash & pool.mask
+    while pool.slots[i].child and pool.slots[i].hash != hash:
+        i = (i + 1) & pool.mask
+    return pool.slots[i].child
+
+
 cdef inline int find_child(Pool* pool, int parent, int token, unsigned int hash) noexcept nogil:
     cdef unsigned int i = hash & pool.mask
     cdef Node* node

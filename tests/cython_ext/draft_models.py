@@ -143,6 +143,13 @@ class TrieModel:
                 self.recent[space, path[:end]] = self.clock
         text.append(token)
 
+    def push_rows(self, rows: dict[int, list[int]]) -> None:
+        """Every row's first token, then every row's second, ..."""
+        for column in range(max((len(row) for row in rows.values()), default=0)):
+            for stream, row in rows.items():
+                if column < len(row):
+                    self.push(stream, row[column])
+
     def propose(self, stream: int, cap: int, rule: Rule) -> tuple[int, Tree, int]:
         """Longest match, tree and number of usable anchors."""
         space, text = self.text[stream]

@@ -128,9 +128,7 @@ class TrieMachine(RuleBasedStateMachine):
         ]
         cu = np.cumsum([0] + [len(row) for row in rows]).astype(np.int32)
         self.trie.extend_batch(i32(streams), cu, i32([t for row in rows for t in row]))
-        for stream, row in zip(streams, rows, strict=True):
-            for token in row:
-                self.model.push(stream, token)
+        self.model.push_rows(dict(zip(streams, rows, strict=True)))
 
     @rule(cap=st.integers(3, 14), low=st.integers(1, 2), more=st.integers(0, 4))
     def propose(self, cap: int, low: int, more: int) -> None:
@@ -411,7 +409,11 @@ def test_bad_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="cu: must run"):
         trie.extend_batch(i32([stream]), i32([0, 1]), i32([1, 2]))
     with pytest.raises(ValueError, match="cu: falls"):
-        trie.extend_batch(i32([stream, stream]), i32([0, 3, 2]), i32([1, 2]))
+        trie.extend_batch(
+            i32([stream, trie.open_stream(trie.namespace(""))]), i32([0, 3, 2]), i32([1, 2])
+        )
+    with pytest.raises(ValueError, match="in two rows"):
+        trie.extend_batch(i32([stream, stream]), i32([0, 1, 2]), i32([1, 2]))
     with pytest.raises(ValueError, match="breadths"):
         propose(trie, stream, low=3, high=2)
     rows = Rows(2, 3)

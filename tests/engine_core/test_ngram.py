@@ -102,9 +102,7 @@ class ProposerMachine(RuleBasedStateMachine):
         ]
         cu = np.cumsum([0] + [len(row) for row in rows]).astype(np.int32)
         self.drafter.extend(i32(order), cu, i32([t for row in rows for t in row]))
-        for slot, row in zip(order, rows, strict=True):
-            for token in row:
-                self.model.push(slot, token)
+        self.model.push_rows(dict(zip(order, rows, strict=True)))
         self.propose(cap)
 
     @rule(pick=st.integers(0, 4), again=st.sampled_from([True, True, False]))
