@@ -1,5 +1,6 @@
 """Traces: what is recorded is replayed exactly, and every deviation and damage is named."""
 
+import contextlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -59,24 +60,22 @@ def record(path: Path, overlap: bool) -> int:
         disable_overlap_schedule=not overlap,
     )
     header = TraceHeader(TRACE_VERSION, config, "fake", KNOTS)
-    file = TraceFile(path, header)
-    made = replayed(header, worker, TraceWriter(file.write))
-    asked: list[dict[str, object]] = [{"stop": ("abc",)}, {"logprobs": 1}, {}, {}]
-    asked += [{"temperature": 1.0}, {"temperature": 1.0}]
-    for i in range(6):
-        copied = [t % 6 for t in range(i, i + 4)] * 2
-        assert made.submit(request(f"r{i}", copied, 30, ignore_eos=True, **asked[i])) is None
-    for _ in range(7):
-        made.step()
-    assert made.submit(request("urgent", [1, 2, 1], 60, ignore_eos=True, priority=20)) is None
-    assert made.abort("r4")
-    run_all(made.core)
-    assert made.core.flush_cache() is None
-    assert made.submit(request("late", [1, 2, 1, 2, 1, 2], 12, ignore_eos=True)) is None
-    run_all(made.core)
-    file.close()
-    file.close()
-    return made.core.scheduler.counters.retractions
+    with contextlib.closing(TraceFile(path, header)) as file:
+        made = replayed(header, worker, TraceWriter(file.write))
+        asked: list[dict[str, object]] = [{"stop": ("abc",)}, {"logprobs": 1}, {}, {}]
+        asked += [{"temperature": 1.0}, {"temperature": 1.0}]
+        for i in range(6):
+            copied = [t % 6 for t in range(i, i + 4)] * 2
+            assert made.submit(request(f"r{i}", copied, 30, ignore_eos=True, **asked[i])) is None
+        for _ in range(7):
+            made.step()
+        assert made.submit(request("urgent", [1, 2, 1], 60, ignore_eos=True, priority=20)) is None
+        assert made.abort("r4")
+        run_all(made.core)
+        assert made.core.flush_cache() is None
+        assert made.submit(request("late", [1, 2, 1, 2, 1, 2], 12, ignore_eos=True)) is None
+        run_all(made.core)
+        return made.core.scheduler.counters.retractions
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["overlap", "synchronous"])
@@ -293,4 +292,5 @@ def test_the_file_is_complete_after_each_step_without_a_close(
     file.write(FlushCache(1))
     file.write(StepDone(()))
     assert read_all(tmp_path / "t") == (2, 1)
+    file.close()
     file.close()
