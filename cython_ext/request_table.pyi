@@ -61,12 +61,12 @@ class RowCounts(NamedTuple):
     histogram: list[int]
 
 def check_result(
-    kinds: NDArray[np.uint8],
-    q_caps: NDArray[np.int32],
-    accept_lens: NDArray[np.int32],
-    tokens: NDArray[np.int32],
-    proposed: NDArray[np.int32],
-    depths: NDArray[np.int32],
+    kinds: bytes,
+    q_caps: bytes,
+    accept_lens: bytes,
+    tokens: bytes,
+    proposed: bytes,
+    depths: bytes,
     error_rows: frozenset[int],
     vocab_size: int,
 ) -> None:
@@ -120,11 +120,10 @@ class RequestTable:
     def valid_kv(self, slot: int) -> int:
         """Leading tokens whose KV is right once no row is in flight."""
 
-    def decodable(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Those of the slots (int32 [n]) whose row in flight, if any, need not end the request."""
-
-    def draft_room(self, slots: NDArray[np.int32], limit: int) -> NDArray[np.int32]:
-        """Most drafts, up to `limit`, of each slot's next row, int32 [n]; -1 if it wants none."""
+    def decodable(
+        self, slots: NDArray[np.int32], limit: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Slots whose row in flight, if any, need not end the request, and their draft room."""
 
     def bind_room(
         self, slots: NDArray[np.int32], q_caps: NDArray[np.int32]
@@ -150,12 +149,12 @@ class RequestTable:
     def commit_fast(
         self,
         step: int,
-        slots: NDArray[np.int32],
-        kinds: NDArray[np.uint8],
-        accept_lens: NDArray[np.int32],
-        tokens: NDArray[np.int32],
-        proposed: NDArray[np.int32],
-        depths: NDArray[np.int32],
+        slots: bytes,
+        kinds: bytes,
+        accept_lens: bytes,
+        tokens: bytes,
+        proposed: bytes,
+        depths: bytes,
         reasons: NDArray[np.uint8],
         accepted_per_pos: NDArray[np.int64],
         drafted_per_pos: NDArray[np.int64],
@@ -164,11 +163,12 @@ class RequestTable:
 
     def stream_outputs(
         self,
-        slots: NDArray[np.int32],
+        slots: bytes,
+        skip: list[int],
         interval: int,
         make: Callable[[str, bytes, tuple[()]], Output],
     ) -> list[Output]:
-        """make(rid, new tokens as bytes, ()) for each slot (int32 [n]) whose stream is due."""
+        """make(rid, new tokens as bytes, ()) for each slot (int32 buffer) whose stream is due."""
 
     def plan_chunk(self, slot: int, count: int, step: int, emits: int) -> int:
         """Plan `count` more prefill tokens; return the first one's position."""

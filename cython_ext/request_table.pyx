@@ -12,7 +12,7 @@ from collections import namedtuple
 
 cimport cython
 from cpython cimport array as c_array
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
@@ -48,39 +48,62 @@ cdef enum:
     VERIFY = 2
 
 
+cdef Py_ssize_t int32_count(bytes data, str name) except -1:
+    if PyBytes_GET_SIZE(data) % sizeof(int32_t):
+        raise ValueError(f"{name} has {len(data)} bytes, which is no whole number of int32")
+    return PyBytes_GET_SIZE(data) // <Py_ssize_t>sizeof(int32_t)
+
+
+cdef inline const int32_t *int32_data(bytes data) noexcept:
+    return <const int32_t *>PyBytes_AS_STRING(data)
+
+
 def check_result(
-    const uint8_t[::1] kinds not None,
-    const int32_t[::1] q_caps not None,
-    const int32_t[::1] accept_lens not None,
-    const int32_t[::1] tokens not None,
-    const int32_t[::1] proposed not None,
-    const int32_t[::1] depths not None,
+    bytes kinds not None,
+    bytes q_caps not None,
+    bytes accept_lens not None,
+    bytes tokens not None,
+    bytes proposed not None,
+    bytes depths not None,
     frozenset error_rows not None,
     int32_t vocab_size,
 ):
-    """Raise ValueError saying what a step's result breaks of its contract (see StepResult)."""
-    cdef Py_ssize_t row, i, rows = kinds.shape[0]
+    """Raise ValueError saying what a step's result breaks of its contract (see StepResult).
+
+    `kinds` and `q_caps` are the plan's; all are int32 buffers but `kinds`, which is uint8.
+    """
+    cdef Py_ssize_t row, i, rows = PyBytes_GET_SIZE(kinds)
+    cdef Py_ssize_t count = int32_count(tokens, "tokens")
+    cdef const uint8_t *kind = <const uint8_t *>PyBytes_AS_STRING(kinds)
+    cdef const int32_t *emits = int32_data(accept_lens)
+    cdef const int32_t *drafts = int32_data(proposed)
+    cdef const int32_t *caps = int32_data(q_caps)
+    cdef const int32_t *depth = int32_data(depths)
+    cdef const int32_t *token = int32_data(tokens)
     cdef int64_t total = 0
     cdef int32_t least, most
-    if not accept_lens.shape[0] == proposed.shape[0] == depths.shape[0] == rows:
+    if not (
+        int32_count(accept_lens, "accept_lens") == int32_count(proposed, "proposed")
+        == int32_count(depths, "depths") == rows
+    ):
         raise ValueError(f"the result does not have the plan's {rows} rows")
     for row in range(rows):
-        if not 0 <= depths[row] <= proposed[row] or proposed[row] >= max(1, q_caps[row]):
-            raise ValueError(f"row {row} verified {proposed[row]} drafts, {depths[row]} deep")
-        if kinds[row] != VERIFY and proposed[row] != 0:
-            raise ValueError(f"prefill row {row} verified {proposed[row]} drafts")
-        least = 0 if kinds[row] == PREFILL else 1
-        most = proposed[row] + 1 if kinds[row] == VERIFY else least
-        if accept_lens[row] == 0 and row in error_rows:
-            continue
-        if not least <= accept_lens[row] <= most or row in error_rows:
-            raise ValueError(f"row {row} emits {accept_lens[row]} tokens")
-        total += accept_lens[row]
-    if total != tokens.shape[0]:
-        raise ValueError(f"rows emit {total} tokens and {tokens.shape[0]} came")
-    for i in range(tokens.shape[0]):
-        if not 0 <= tokens[i] < vocab_size:
-            raise ValueError(f"token {tokens[i]} is outside the vocabulary")
+        least = 0 if kind[row] == PREFILL else 1
+        most = drafts[row] + 1 if kind[row] == VERIFY else least
+        if not 0 <= depth[row] <= drafts[row] or drafts[row] >= max(1, caps[row]):
+            raise ValueError(f"row {row} verified {drafts[row]} drafts, {depth[row]} deep")
+        if kind[row] != VERIFY and drafts[row] != 0:
+            raise ValueError(f"prefill row {row} verified {drafts[row]} drafts")
+        if error_rows and row in error_rows:
+            least = most = 0
+        if not least <= emits[row] <= most:
+            raise ValueError(f"row {row} emits {emits[row]} tokens")
+        total += emits[row]
+    if total != count:
+        raise ValueError(f"rows emit {total} tokens and {count} came")
+    for i in range(count):
+        if not 0 <= token[i] < vocab_size:
+            raise ValueError(f"token {token[i]} is outside the vocabulary")
 
 
 @cython.final
@@ -269,29 +292,29 @@ cdef class RequestTable:
             return entry.filled
         return max(entry.target, entry.length - 1)
 
-    def decodable(self, const int32_t[::1] slots not None):
-        """Those of the slots (int32 [n]) whose row in flight, if any, need not end the request."""
-        cdef Py_ssize_t i, n = 0
-        out = np.empty(slots.shape[0], np.int32)
-        cdef int32_t[::1] view = out
-        for i in range(slots.shape[0]):
-            if self._width(self._entry(slots[i]), 1) > 0:
-                view[n] = slots[i]
-                n += 1
-        return out if n == slots.shape[0] else out[:n]
+    def decodable(self, const int32_t[::1] slots not None, int32_t limit):
+        """Those of the slots (int32 [n]) whose row in flight, if any, need not end the request.
 
-    def draft_room(self, const int32_t[::1] slots not None, int32_t limit):
-        """Most drafts, up to `limit`, of each slot's next row, int32 [n]: those that the length
-        cap leaves beside the bonus token, or -1 for a request that wants none.
+        Returns them as int32 [k], with the most drafts, up to `limit`, of the next row of each,
+        int32 [k]: those that the length cap leaves beside the bonus token, or -1 for a request
+        that wants none.
         """
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, n = 0
+        cdef int32_t width
         cdef Entry *entry
-        out = np.empty(slots.shape[0], np.int32)
-        cdef int32_t[::1] view = out
+        out, room = np.empty(slots.shape[0], np.int32), np.empty(slots.shape[0], np.int32)
+        cdef int32_t[::1] slot_view = out
+        cdef int32_t[::1] room_view = room
         for i in range(slots.shape[0]):
             entry = self._entry(slots[i])
-            view[i] = max(0, self._width(entry, limit + 1) - 1) if entry.drafts else -1
-        return out
+            width = self._width(entry, limit + 1)
+            if width > 0:
+                slot_view[n] = slots[i]
+                room_view[n] = width - 1 if entry.drafts else -1
+                n += 1
+        if n == slots.shape[0]:
+            return out, room
+        return out[:n], room[:n]
 
     def bind_room(
         self, const int32_t[::1] slots not None, const int32_t[::1] q_caps not None
@@ -383,43 +406,53 @@ cdef class RequestTable:
     def commit_fast(
         self,
         int64_t step,
-        const int32_t[::1] slots not None,
-        const uint8_t[::1] kinds not None,
-        const int32_t[::1] accept_lens not None,
-        const int32_t[::1] tokens not None,
-        const int32_t[::1] proposed not None,
-        const int32_t[::1] depths not None,
+        bytes slots not None,
+        bytes kinds not None,
+        bytes accept_lens not None,
+        bytes tokens not None,
+        bytes proposed not None,
+        bytes depths not None,
         const uint8_t[::1] reasons not None,
         int64_t[::1] accepted_per_pos not None,
         int64_t[::1] drafted_per_pos not None,
     ):
         """Commit all verify rows that cannot end their request; list the others' indexes.
 
-        All arrays are [R], `tokens` joined. `*_per_pos` [>= 64] are added to.
+        The buffers (int32, `kinds` uint8) passed `check_result`; `reasons` [R] says why a row had
+        no drafts. `*_per_pos` [64] are added to.
         """
-        cdef Py_ssize_t row, at = 0, i, rows = slots.shape[0]
+        cdef Py_ssize_t row, at = 0, i, rows = PyBytes_GET_SIZE(kinds)
         cdef int64_t verify_rows = 0, drafts = 0, right = 0, kept = 0, plain = 0, emitted = 0
+        cdef const int32_t *slot = int32_data(slots)
+        cdef const int32_t *emits = int32_data(accept_lens)
+        cdef const int32_t *drafted = int32_data(proposed)
+        cdef const int32_t *depth = int32_data(depths)
+        cdef const uint8_t *kind = <const uint8_t *>PyBytes_AS_STRING(kinds)
+        cdef const int32_t *run
         cdef int32_t length
         cdef Entry *entry
-        cdef const int32_t *run
         slow = []
+        if int32_count(slots, "slots") != rows or reasons.shape[0] != rows:
+            raise ValueError(f"slots and reasons do not have the plan's {rows} rows")
+        if accepted_per_pos.shape[0] < MAX_QUERY - 1 or drafted_per_pos.shape[0] < MAX_QUERY - 1:
+            raise ValueError(f"the counts per position need {MAX_QUERY - 1} places")
         for row in range(rows):
-            entry = self._entry(slots[row])
-            length = accept_lens[row]
-            run = &tokens[at] if length else NULL
+            entry = self._entry(slot[row])
+            length = emits[row]
+            run = int32_data(tokens) + at
             at += length
             if (
-                not entry.fast or kinds[row] != VERIFY or length == 0
+                not entry.fast or kind[row] != VERIFY or length == 0
                 or not self._is_plain(entry, run, length)
             ):
                 slow.append(row)
                 continue
-            c_array.extend_buffer(self._tokens[slots[row]], <char *>run, length)
+            c_array.extend_buffer(<c_array.array>self._tokens[slot[row]], <char *>run, length)
             entry.length += length
             emitted += length
             if entry.last_step == step:
                 entry.emits = 0
-            if proposed[row] == 0:
+            if drafted[row] == 0:
                 plain += 1
                 entry.plain_ct += 1
                 if reasons[row]:
@@ -428,33 +461,37 @@ cdef class RequestTable:
             entry.verify_ct += 1
             entry.verify_tokens += length
             entry.correct += length - 1
-            entry.proposed += proposed[row]
+            entry.proposed += drafted[row]
             entry.histogram[length - 1] += 1
             verify_rows += 1
-            drafts += proposed[row]
+            drafts += drafted[row]
             right += length - 1
             kept += length
-            for i in range(depths[row]):
+            for i in range(depth[row]):
                 drafted_per_pos[i] += 1
             for i in range(length - 1):
                 accepted_per_pos[i] += 1
         return FastCommit(slow, verify_rows, drafts, right, kept, plain, emitted)
 
-    def stream_outputs(self, const int32_t[::1] slots not None, int32_t interval, make not None):
-        """make(rid, new tokens as bytes, ()) for each slot (int32 [n]) whose stream is due.
+    def stream_outputs(self, bytes slots not None, list skip not None, int interval, make not None):
+        """make(rid, new tokens as bytes, ()) for each slot (int32 buffer) whose stream is due.
 
-        The first tokens are due at once, the next after `interval` tokens.
+        Rows whose indexes `skip` lists, ascending, are left out. The first tokens of a stream are
+        due at once, the next after `interval` tokens.
         """
-        cdef Py_ssize_t row, sent, have
+        cdef Py_ssize_t row, sent, have, skipped = 0, rows = int32_count(slots, "slots")
         cdef int32_t slot
         cdef c_array.array tokens
         out = []
-        for row in range(slots.shape[0]):
-            slot = slots[row]
+        for row in range(rows):
+            if skipped < len(skip) and skip[skipped] == row:
+                skipped += 1
+                continue
+            slot = int32_data(slots)[row]
             if not self._entry(slot).stream:
                 continue
             sink = self._sinks[slot]
-            tokens = self._tokens[slot]
+            tokens = <c_array.array>self._tokens[slot]
             sent = sink.sent
             have = len(tokens)
             if have == sent or (sent > 0 and have - sent < interval):

@@ -106,10 +106,11 @@ class LengthController:
         cap, -1 where the request switched drafting off. ``batch_tokens``: the step's query
         tokens without any draft (V and the prefill tokens).
         """
-        caps = np.clip(room, 0, self._width).astype(np.int32)
+        caps = np.minimum(np.maximum(room, 0), self._width)
         reasons = np.zeros(len(slots), dtype=np.uint8)
         blocked = caps == 0
-        reasons[blocked] = np.where(room[blocked] < 0, OFF_BY_REQUEST, NO_ROOM)
+        if blocked.any():
+            reasons[blocked] = np.where(room[blocked] < 0, OFF_BY_REQUEST, NO_ROOM)
         if self._fixed:
             return StepLengths(not bool(blocked.all()), caps, reasons)
         _, _, gain = self._policy.select(

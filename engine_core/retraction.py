@@ -61,10 +61,11 @@ class Retraction:
         ``end`` ends a request.
         """
         wish = DecodeWish(slots, caps)
-        if self._need(wish) > self._cache.available and int(caps.max()) > 1:
-            wish = self._without_drafts()
-            self._counters.shrunk_steps += 1
         need = self._need(wish)
+        if need > self._cache.available and int(caps.max()) > 1:
+            wish = self._without_drafts()
+            need = self._need(wish)
+            self._counters.shrunk_steps += 1
         if need > self._cache.available:
             wish = self._retract_until_fit(wish, settle, end)
             need = self._need(wish)
@@ -113,7 +114,7 @@ class Retraction:
         return self._need(wish) > self._cache.available + self._batch.pages_to_come()
 
     def _without_drafts(self) -> DecodeWish:
-        slots = self._batch.table.decodable(self._batch.decoding_slots())
+        slots, _ = self._batch.table.decodable(self._batch.decoding_slots(), 0)
         return DecodeWish(slots, np.ones(len(slots), dtype=np.int32))
 
     def _raise_ratio(self) -> None:

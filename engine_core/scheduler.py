@@ -7,14 +7,12 @@ step is in flight when a step is planned; of its verify rows only bounds are kno
 from collections import deque
 from typing import NamedTuple, final
 
-import numpy as np
-
 from .admission import Admission
 from .commit import LENGTH, Progress, commit_row, kept_drafts
 from .config import CoreConfig
 from .counters import Counters
 from .fast_rows import OFF_REASONS, move_counts
-from .ids import I32, RequestId, RowKind
+from .ids import I32, RequestId, RowKind, i32
 from .intake import derive_seed, refuse_request, request_cap
 from .messages import FinishReason, GenerateRequest, RequestOutput
 from .outputs import finish_output, progress_output
@@ -26,7 +24,7 @@ from .request import Draining, Request, Running, Waiting
 from .running_batch import RunningBatch
 from .step_builder import Flight
 from .step_planner import StepPlanner, StepPolicy
-from .step_rows import StepRows, read_result
+from .step_rows import SlowRows, kept_tokens, read_result, slow_rows
 from .tail_decoder import TailDecoder
 from .worker import WorkerFailed
 
@@ -36,13 +34,14 @@ QUEUE_FULL = "the queue is full ({limit} requests wait); try again later"
 class Committed(NamedTuple):
     """What requests kept of one step: slots int32[M], counts int32[M], tokens int32 joined.
 
-    News for clients: of requests that go on in ``fast_slots`` int32, and of those ``touched``.
+    News for clients is due from all rows of the plan but ``slow_rows``, and from ``touched``.
     """
 
     slots: I32
     counts: I32
     tokens: I32
-    fast_slots: I32
+    plan: StepPlan
+    slow_rows: list[int]
     touched: list[Request]
 
 
@@ -63,7 +62,14 @@ class Scheduler:
         self.flights: deque[Flight] = deque()
         self.done_step = 0
         self._planner = StepPlanner(
-            config, self.batch, self.admission, self.counters, policy, self._settle, self._end
+            config,
+            self.batch,
+            self.queue,
+            self.admission,
+            self.counters,
+            policy,
+            self._settle,
+            self._end,
         )
         self._tail = tail
         self._eos = frozenset(worker.eos_ids)
@@ -145,11 +151,11 @@ class Scheduler:
     def apply(self, result: StepResult) -> Committed:
         """The part of ``commit`` that the next step's drafts wait for."""
         flight = self.flights[0]
-        rows = read_result(flight, result, self.config.worker.vocab_size)
+        read_result(flight, result, self.config.worker.vocab_size)
         self.flights.popleft()
         self.done_step = flight.plan.step
         self.counters.worker_busy_ns += result.busy_ns
-        committed = self._apply_rows(flight, rows)
+        committed = self._apply_rows(flight, result)
         self._settle()
         return committed
 
@@ -158,7 +164,11 @@ class Scheduler:
         out = self._news
         self._news = []
         interval = self.config.engine.stream_interval
-        out.extend(self.batch.table.stream_outputs(committed.fast_slots, interval, RequestOutput))
+        out.extend(
+            self.batch.table.stream_outputs(
+                committed.plan.slots, committed.slow_rows, interval, RequestOutput
+            )
+        )
         for request in committed.touched:
             output = progress_output(request, interval)
             if output is not None:
@@ -194,46 +204,36 @@ class Scheduler:
         self._end(last, FinishReason("abort", message=full, status=503))
         return None
 
-    def _apply_rows(self, flight: Flight, rows: StepRows) -> Committed:
+    def _apply_rows(self, flight: Flight, result: StepResult) -> Committed:
         """Commit plain rows in one compiled call and the others one by one."""
+        plan = flight.plan
         fast = self.batch.table.commit_fast(
-            flight.plan.step,
-            flight.slots,
-            rows.kinds,
-            rows.accept_lens,
-            rows.tokens,
-            rows.proposed,
-            rows.depths,
+            plan.step,
+            plan.slots,
+            plan.kinds,
+            result.accept_lens,
+            result.tokens,
+            result.proposed,
+            result.depths,
             flight.reasons,
             self.counters.accepted_per_pos,
             self.counters.drafted_per_pos,
         )
         self.counters.count_fast(fast)
+        slots = i32(plan.slots)
         if not fast.slow_rows:
-            return Committed(flight.slots, rows.accept_lens, rows.tokens, flight.slots, [])
+            counts, tokens = i32(result.accept_lens), i32(result.tokens)
+            return Committed(slots, counts, tokens, plan, [], [])
+        rows = slow_rows(result)
         counts = rows.accept_lens.copy()
         touched: list[Request] = []
-        starts = np.cumsum(counts) - counts
         for row in fast.slow_rows:
-            start = int(starts[row])
-            run = rows.tokens[start : start + int(counts[row])].tolist()
-            counts[row] = self._apply_slow(flight, rows, row, run, touched)
-        is_fast = np.ones(len(counts), dtype=np.bool_)
-        is_fast[fast.slow_rows] = False
-        row_of_token = np.repeat(np.arange(len(counts)), rows.accept_lens)
-        within = np.arange(len(rows.tokens)) - starts[row_of_token]
+            counts[row] = self._apply_slow(flight, rows, row, touched)
         kept = counts > 0
-        return Committed(
-            flight.slots[kept],
-            counts[kept],
-            rows.tokens[within < counts[row_of_token]],
-            flight.slots[is_fast],
-            touched,
-        )
+        tokens = kept_tokens(rows, counts)
+        return Committed(slots[kept], counts[kept], tokens, plan, fast.slow_rows, touched)
 
-    def _apply_slow(
-        self, flight: Flight, rows: StepRows, row: int, run: list[int], touched: list[Request]
-    ) -> int:
+    def _apply_slow(self, flight: Flight, rows: SlowRows, row: int, touched: list[Request]) -> int:
         """Commit one row in full; return how many tokens its request kept."""
         owner = self.batch.by_slot[flight.slots[row]]
         assert owner is not None, "a slot with a row in flight was freed"
@@ -242,7 +242,7 @@ class Scheduler:
             return 0
         if isinstance(owner, Running):
             move_counts(self.batch.table, owner.slot, owner.request)
-        kept = self._apply_row(flight, rows, row, owner, run)
+        kept = self._apply_row(flight, rows, row, owner)
         finished = owner.request.progress.finish is not None
         if kept or finished:
             touched.append(owner.request)
@@ -251,7 +251,7 @@ class Scheduler:
         return kept
 
     def _apply_row(
-        self, flight: Flight, rows: StepRows, row: int, owner: Running | Draining, run: list[int]
+        self, flight: Flight, rows: SlowRows, row: int, owner: Running | Draining
     ) -> int:
         """Give one row's run to its request; return how many tokens it kept."""
         progress, step = owner.request.progress, flight.plan.step
@@ -261,6 +261,8 @@ class Scheduler:
             progress.end(FinishReason("abort", message=error, status=500))
             self.batch.table.settle(owner.slot, 0, step)
             return 0
+        start = int(rows.starts[row])
+        run = rows.tokens[start : start + int(rows.accept_lens[row])].tolist()
         kind, proposed = RowKind(flight.plan.kinds[row]), int(rows.proposed[row])
         try:
             kept = commit_row(progress, run, kind, proposed, rows.logprobs.get(row, ()))
@@ -286,7 +288,7 @@ class Scheduler:
     def _count_verify(
         self,
         flight: Flight,
-        rows: StepRows,
+        rows: SlowRows,
         row: int,
         owner: Running | Draining,
         kept: int,

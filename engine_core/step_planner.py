@@ -10,10 +10,11 @@ from .config import CoreConfig
 from .controller import StepLengths
 from .counters import Counters
 from .fast_rows import NO_PAGES
-from .ids import I32, RowKind
+from .ids import I32, RowKind, i32
 from .messages import FinishReason
 from .plan import SlotInit
 from .prefix_cache import PrefixCache
+from .queue import WaitingQueue
 from .request import Running, Waiting
 from .retraction import Retraction
 from .running_batch import RunningBatch
@@ -41,6 +42,7 @@ class StepPlanner:
         self,
         config: CoreConfig,
         batch: RunningBatch,
+        queue: WaitingQueue,
         admission: Admission,
         counters: Counters,
         policy: StepPolicy | None,
@@ -50,7 +52,9 @@ class StepPlanner:
         self._config = config
         self._batch = batch
         self._cache: PrefixCache = batch.cache
+        self._queue = queue
         self._admission = admission
+        self._max_drafts = config.draft_width - 1
         self._counters = counters
         self._policy = policy
         self._settle = settle
@@ -70,27 +74,24 @@ class StepPlanner:
         return builder.build()
 
     def _plan_decode(self, builder: StepBuilder) -> None:
-        slots = self._batch.table.decodable(self._batch.decoding_slots())
+        batch = self._batch
+        slots, room = batch.table.decodable(batch.decoding_slots(), self._max_drafts)
         if not len(slots):
             return
-        late_bound, caps = self._draft_caps(slots)
+        late_bound, caps = self._draft_caps(slots, room)
         wish = self._retraction.fit(slots, caps, self._settle, self._end)
-        if len(wish.slots) != len(slots) or wish.caps is not caps:
+        if wish.caps is not caps:
             self._explain(wish.slots)
             late_bound = False
-        rows = self._batch.table.plan_decode(
-            builder.step, wish.slots, wish.caps, self._cache.allocator
-        )
+        rows = batch.table.plan_decode(builder.step, *wish, self._cache.allocator)
         self._counters.held_rows += rows.held_back
         self._admission.ratio.decay()
-        row_slots = np.frombuffer(rows.slots, dtype=np.int32)
-        builder.decode(rows, self._reasons[row_slots], late_bound)
+        builder.decode(rows, self._reasons[i32(rows.slots)], late_bound)
 
-    def _draft_caps(self, slots: I32) -> tuple[bool, I32]:
+    def _draft_caps(self, slots: I32, room: I32) -> tuple[bool, I32]:
         """Whether the step waits for drafts, and query tokens of each row, int32[n]."""
         if self._policy is None:
             return False, np.ones(len(slots), dtype=np.int32)
-        room = self._batch.table.draft_room(slots, self._config.draft_width - 1)
         lengths = self._policy.plan(slots, room, len(slots) + self._prefill_ahead())
         self._reasons[slots] = lengths.reasons
         return lengths.late_bound, lengths.caps + 1
@@ -103,6 +104,8 @@ class StepPlanner:
 
     def _prefill_ahead(self) -> int:
         """Prefill tokens that the step will have, before admissions are known."""
+        if not self._batch.prefilling and not len(self._queue):
+            return 0
         table = self._batch.table
         ahead = sum(table.unfilled(running.slot) for running in self._batch.prefilling)
         head = self._admission.next_waiting() if self._admission.slot_free() else None
@@ -116,6 +119,8 @@ class StepPlanner:
                 return
 
     def _admit(self, builder: StepBuilder) -> None:
+        if not len(self._queue):
+            return
         while builder.prefill_tokens < self._config.chunk_tokens:
             waiting = self._admission.next_waiting()
             if waiting is None:

@@ -1,51 +1,66 @@
-"""A step's result as arrays, checked against the plan it answers."""
+"""A step's result: checked against the plan it answers, and read row by row."""
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ..cython_ext.request_table import check_result
-from .ids import I32, U8, i32, u8
+from .ids import I32, i32
 from .plan import StepResult, TokenLogprobs
 from .step_builder import Flight
 from .worker import WorkerFailed
 
+_NO_ROWS: frozenset[int] = frozenset()
 
-class StepRows(NamedTuple):
-    """Arrays [R] of a result that keeps its contract; ``tokens`` are joined."""
 
-    kinds: U8
+def read_result(flight: Flight, result: StepResult, vocab_size: int) -> None:
+    """Check a result. Raises WorkerFailed naming what it breaks."""
+    plan = flight.plan
+    if result.step != plan.step:
+        raise WorkerFailed(f"result of step {result.step} where step {plan.step} was due")
+    try:
+        check_result(
+            plan.kinds,
+            plan.q_caps,
+            result.accept_lens,
+            result.tokens,
+            result.proposed,
+            result.depths,
+            frozenset([error.row for error in result.errors]) if result.errors else _NO_ROWS,
+            vocab_size,
+        )
+    except ValueError as error:
+        raise WorkerFailed(f"step {plan.step}: {error}") from error
+
+
+class SlowRows(NamedTuple):
+    """What rows need that are committed one by one: arrays [R], ``tokens`` joined."""
+
     accept_lens: I32
     tokens: I32
+    starts: I32
     proposed: I32
     depths: I32
     logprobs: dict[int, tuple[TokenLogprobs, ...]]
     errors: dict[int, str]
 
 
-def read_result(flight: Flight, result: StepResult, vocab_size: int) -> StepRows:
-    """Check a result. Raises WorkerFailed naming what it breaks."""
-    plan = flight.plan
-    if result.step != plan.step:
-        raise WorkerFailed(f"result of step {result.step} where step {plan.step} was due")
-    rows = StepRows(
-        u8(plan.kinds),
-        i32(result.accept_lens),
+def slow_rows(result: StepResult) -> SlowRows:
+    """View a checked result by rows."""
+    lens = i32(result.accept_lens)
+    return SlowRows(
+        lens,
         i32(result.tokens),
+        np.cumsum(lens, dtype=np.int32) - lens,
         i32(result.proposed),
         i32(result.depths),
         {entry.row: entry.tokens for entry in result.logprobs},
         {entry.row: entry.message for entry in result.errors},
     )
-    try:
-        check_result(
-            rows.kinds,
-            flight.q_caps,
-            rows.accept_lens,
-            rows.tokens,
-            rows.proposed,
-            rows.depths,
-            frozenset(rows.errors),
-            vocab_size,
-        )
-    except ValueError as error:
-        raise WorkerFailed(f"step {plan.step}: {error}") from error
-    return rows
+
+
+def kept_tokens(rows: SlowRows, counts: I32) -> I32:
+    """The first ``counts`` (int32[R]) tokens of every row, joined."""
+    row_of_token = np.repeat(np.arange(len(counts)), rows.accept_lens)
+    within = np.arange(len(rows.tokens)) - rows.starts[row_of_token]
+    return rows.tokens[within < counts[row_of_token]]
