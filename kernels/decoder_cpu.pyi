@@ -103,7 +103,6 @@ class CpuDecoder:
 
     def __init__(
         self,
-        *,
         hidden_size: int,
         intermediate_size: int,
         num_heads: int,
@@ -111,6 +110,7 @@ class CpuDecoder:
         head_dim: int,
         num_layers: int,
         eps: float,
+        *,
         portable: bool = False,
     ) -> None: ...
     def set_layer(

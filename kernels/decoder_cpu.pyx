@@ -256,7 +256,8 @@ def rms_norm(const float[:, ::1] x, const float[::1] weight, float eps, float[:,
                          x.shape[1], eps, &out[0, 0])
 
 
-cdef class RaggedBatch:
+@cython.final
+cdef class _RaggedBatch:
     """The arrays of a batch, checked against the cache they address."""
 
     cdef ragged_batch c
@@ -268,12 +269,12 @@ cdef class RaggedBatch:
         free(self.slots)
 
     @staticmethod
-    cdef RaggedBatch make(
+    cdef _RaggedBatch make(
         const int64_t[::1] positions, const int32_t[::1] cu_q, const int32_t[::1] kv_lens,
         const int32_t[:, ::1] page_table, const int64_t[::1] tree_bits,
         const uint8_t[::1] is_tree, int64_t page_size, int64_t num_slots,
     ):
-        cdef RaggedBatch self = RaggedBatch.__new__(RaggedBatch)
+        cdef _RaggedBatch self = _RaggedBatch.__new__(_RaggedBatch)
         cdef int64_t tokens = positions.shape[0], rows = kv_lens.shape[0]
         cdef int64_t row, total = 0, length
         self.kept = (positions, cu_q, kv_lens, page_table, tree_bits, is_tree)
@@ -350,7 +351,7 @@ def paged_attention(
     float[:, :, ::1] out, *, bint portable=False,
 ):
     """The native twin of kernels.paged_attention."""
-    cdef RaggedBatch batch = RaggedBatch.make(
+    cdef _RaggedBatch batch = _RaggedBatch.make(
         positions, cu_q, kv_lens, page_table, tree_bits, is_tree, page_size, key_cache.shape[0]
     )
     cdef attention_args args
@@ -390,8 +391,8 @@ cdef class CpuDecoder:
     cdef list layer_arrays
     cdef tuple head_arrays
 
-    def __init__(self, *, int64_t hidden_size, int64_t intermediate_size, int64_t num_heads,
-                 int64_t num_kv_heads, int64_t head_dim, int64_t num_layers, float eps,
+    def __init__(self, int64_t hidden_size, int64_t intermediate_size, int64_t num_heads,
+                 int64_t num_kv_heads, int64_t head_dim, int64_t num_layers, float eps, *,
                  bint portable=False):
         if min(hidden_size, intermediate_size, num_heads, num_kv_heads, num_layers) < 1:
             raise ValueError("hidden_size, ..., num_layers: must be at least 1")
@@ -505,7 +506,7 @@ cdef class CpuDecoder:
     ):
         """One pass through the stack."""
         cdef decoder_cache cache
-        cdef RaggedBatch batch
+        cdef _RaggedBatch batch
         cdef int64_t tokens = positions.shape[0], num_capture = capture_layers.shape[0]
         cdef float *captured_data = NULL
         cdef const int64_t *capture_data = NULL
@@ -520,8 +521,8 @@ cdef class CpuDecoder:
             raise ValueError("cos, sin: must be [positions, head_dim / 2]")
         if hidden.shape[0] != tokens or hidden.shape[1] != self.c.hidden:
             raise ValueError("hidden: must be [tokens, hidden_size]")
-        batch = RaggedBatch.make(positions, cu_q, kv_lens, page_table, tree_bits, is_tree,
-                                 page_size, kv.shape[2])
+        batch = _RaggedBatch.make(positions, cu_q, kv_lens, page_table, tree_bits, is_tree,
+                                  page_size, kv.shape[2])
         self.check_tokens(input_ids, positions, kv_slots, kv.shape[2],
                           min(cos.shape[0], sin.shape[0]))
         if num_capture:

@@ -40,7 +40,7 @@ class Run:
     def step(self, queries: list[Query]) -> list[torch.Tensor]:
         batch = make_batch(queries, self.pages)
         logits = self.model.logits(self.model.forward(batch, self.kv)[batch.logits_index])
-        return list(logits.split([len(query.tokens) for query in queries]))
+        return list(torch.split(logits, [len(query.tokens) for query in queries]))
 
 
 def one_by_one(model: Model, config: ModelConfig) -> list[torch.Tensor]:

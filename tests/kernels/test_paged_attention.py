@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from ..reference.paged_attention_ref import attend, visible_keys
 class Case:
     """Arguments of one call and the expected output."""
 
-    tensors: list[torch.Tensor]
+    tensors: list[Any]
     page_size: int
     window: int
     expected: torch.Tensor
@@ -104,16 +105,16 @@ def make_case(seed: int, seen: Counter[str]) -> Case:
     )
 
 
+def arguments(case: Case) -> list[Any]:
+    """Everything of a call, in its order."""
+    return [*case.tensors, case.page_size, case.tensors[0].shape[2] ** -0.5, case.window]
+
+
 def run_native(case: Case, portable: bool = False) -> torch.Tensor:
     out = torch.empty_like(case.tensors[0])
-    decoder_cpu.paged_attention(
-        *(tensor.numpy() for tensor in case.tensors),
-        case.page_size,
-        case.tensors[0].shape[2] ** -0.5,
-        case.window,
-        out.numpy(),
-        portable=portable,
-    )
+    arrays: list[Any] = [a.numpy() if isinstance(a, torch.Tensor) else a for a in arguments(case)]
+    native: Any = decoder_cpu.paged_attention
+    native(*arrays, out.numpy(), portable=portable)
     return out
 
 
@@ -121,8 +122,7 @@ def test_both_agree_with_the_scalar_reference() -> None:
     seen: Counter[str] = Counter()
     for seed in range(40):
         case = make_case(seed, seen)
-        scale = case.tensors[0].shape[2] ** -0.5
-        ours = paged_attention(*case.tensors, case.page_size, scale, case.window)
+        ours = paged_attention(*arguments(case))
         torch.testing.assert_close(ours.double(), case.expected, atol=2e-5, rtol=0)
         for portable in (False, True):
             native = run_native(case, portable).double()
