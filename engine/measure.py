@@ -14,7 +14,7 @@ from .sampling.choose import argmax_rows
 _CHAIN = 8  # query tokens of a row, when the batch has that many
 _CONTEXT = 128  # tokens before a row's own
 _BUDGET_S = 1.2  # for all sizes together
-_REPEATS = 3
+_TURNS = 5
 
 
 class StepTimer:
@@ -25,31 +25,27 @@ class StepTimer:
         self._kv = kv
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
-        """Seconds of a step of each size (rising).
+        """Seconds of a step of each size (rising): the fastest of a few.
 
-        Sizes that double come first, then the ones between, while the budget lasts; the others
-        are interpolated, or continue the average slope.
+        All sizes take turns, so that a disturbance does not hit every run of one of them. Sizes
+        that double come first, then the ones between, while the budget lasts; the others are
+        interpolated, or continue the average slope.
         """
         deadline = time.perf_counter() + _BUDGET_S
-        seconds: dict[int, float] = {}
-        for size in _coarse_first(batch_tokens):
-            if seconds:
-                known = max(n for n in seconds if n <= size)
-                expected = seconds[known] * size / known
-                if time.perf_counter() + 2 * expected > deadline:
-                    continue
-            seconds[size] = self._time(size, deadline)
-        return _complete(batch_tokens, seconds)
+        best: dict[int, float] = {}
+        order = _coarse_first(batch_tokens)
+        batches = {size: self._batch(size) for size in order}
+        for _ in range(_TURNS):
+            for size in order:
+                if not best or time.perf_counter() + _expected(best, size) < deadline:
+                    seconds = self._time(batches[size])
+                    best[size] = min(seconds, best.get(size, seconds))
+        return _complete(batch_tokens, best)
 
-    def _time(self, tokens: int, deadline: float) -> float:
-        """The fastest of a few runs, after one that allocates."""
-        batch = self._batch(tokens)
-        times: list[float] = []
-        while len(times) <= _REPEATS and (len(times) < 2 or time.perf_counter() < deadline):
-            began = time.perf_counter()
-            argmax_rows(self._model.logits(self._model.forward(batch, self._kv)))
-            times.append(time.perf_counter() - began)
-        return min(times[1:])
+    def _time(self, batch: ForwardBatch) -> float:
+        began = time.perf_counter()
+        argmax_rows(self._model.logits(self._model.forward(batch, self._kv)))
+        return time.perf_counter() - began
 
     def _batch(self, tokens: int) -> ForwardBatch:
         widths = [_CHAIN] * (tokens // _CHAIN) + ([tokens % _CHAIN] if tokens % _CHAIN else [])
@@ -78,13 +74,20 @@ def _coarse_first(sizes: Sequence[int]) -> list[int]:
     return coarse + [size for size in sizes if size not in coarse]
 
 
-def _complete(sizes: Sequence[int], seconds: dict[int, float]) -> list[float]:
-    known = sorted(seconds)
-    times = [seconds[size] for size in known]
+def _expected(best: dict[int, float], size: int) -> float:
+    """Seconds that a run will take: as before, or in proportion to the next smaller size."""
+    known = max(n for n in best if n <= size)
+    return best[known] * size / known
+
+
+def _complete(sizes: Sequence[int], best: dict[int, float]) -> list[float]:
+    known = sorted(best)
+    # Noise only adds, and more tokens never take less time: a larger size's time is a bound.
+    times = np.minimum.accumulate([best[size] for size in known][::-1])[::-1]
     slope = times[-1] / known[-1]
     if len(known) > 1:
         # Over all of them: the last two may differ by noise alone.
-        slope = max(0.0, (times[-1] - times[0]) / (known[-1] - known[0]))
+        slope = (times[-1] - times[0]) / (known[-1] - known[0])
     inside = np.interp(sizes, known, times)
     beyond = np.maximum(np.asarray(sizes) - known[-1], 0) * slope
     return [float(t) for t in inside + beyond]

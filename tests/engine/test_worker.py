@@ -165,3 +165,4 @@ def test_sizes_without_time_to_measure_continue_the_slope() -> None:
     assert _coarse_first([1, 2, 3, 4, 6, 8, 12]) == [1, 2, 4, 8, 3, 6, 12]
     assert _complete([1, 2, 3, 5], {1: 1.0, 3: 2.0}) == [1.0, 1.5, 2.0, 3.0]
     assert _complete([2, 4], {2: 3.0}) == [3.0, 6.0]
+    assert _complete([1, 2, 4], {1: 9.0, 2: 2.0, 4: 3.0}) == [2.0, 2.0, 3.0]
