@@ -201,7 +201,11 @@ def _make_pool(
                 f"allows {pages * config.page_size}; ask for less or raise --mem-fraction-static",
             )
         )
-    return KVPool(pages, config.page_size, model_config, model.dtype, device)
+    try:
+        return KVPool(pages, config.page_size, model_config, model.dtype, device)
+    except (RuntimeError, MemoryError) as error:
+        reason = f"{pages * config.page_size} tokens of KV could not be allocated: {error}"
+        raise RefusedError(Refused("max_total_tokens", reason)) from error
 
 
 def _open_trace(config: CoreConfig, knots: tuple[tuple[int, float], ...]) -> TraceFile | None:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from typing import BinaryIO
 
 import msgspec
@@ -75,6 +76,9 @@ def _serve(launch: CoreLaunch, stops: StopRequests, wakeup: Wakeup, status_out: 
         engine = build_engine(launch.config)
     except RefusedError as error:
         return _refuse(status_out, error.refused.field, error.refused.reason)
+    except Exception as error:
+        traceback.print_exc()
+        return _refuse(status_out, "", f"the engine could not start: {error!r}")
     try:
         try:
             server = CoreServer(engine, launch.endpoint, launch.token, wakeup)
