@@ -131,6 +131,8 @@ def load_tail(config: EngineConfig) -> TailDecoder | None:
     """
     if config.tokenizer_path is not None:
         folder = Path(config.tokenizer_path).expanduser()
+        if not folder.is_dir():
+            raise ValueError(f"tokenizer_path: {config.tokenizer_path!r} is not a folder")
     else:
         folder = resolve_model(config.model, config.revision)
     path = folder / "tokenizer.json"

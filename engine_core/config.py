@@ -10,6 +10,7 @@ from .refusal import Refused
 from .worker import WorkerInfo
 
 Doc = msgspec.Meta
+MAX_RUNNING_REQUESTS = 65_536
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,6 +143,12 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def refuse_config(config: EngineConfig) -> Refused | None:
     """Check a configuration by itself, before anything is loaded."""
+    for field in config.__struct_fields__:
+        value: object = getattr(config, field)
+        if value == "":
+            return Refused(field, "must not be empty; leave it out instead")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return Refused(field, f"must fit into 64 bits, signed, got {value}")
     checks: tuple[tuple[str, bool, str], ...] = (
         ("page_size", config.page_size in (1, 16, 32, 64), "must be 1, 16, 32 or 64"),
         (
@@ -149,7 +156,11 @@ def refuse_config(config: EngineConfig) -> Refused | None:
             0.0 < config.mem_fraction_static < 1.0,
             "must be between 0 and 1",
         ),
-        ("max_running_requests", config.max_running_requests >= 1, "must be 1 or more"),
+        (
+            "max_running_requests",
+            1 <= config.max_running_requests <= MAX_RUNNING_REQUESTS,
+            f"must be between 1 and {MAX_RUNNING_REQUESTS}",
+        ),
         (
             "max_queued_requests",
             config.max_queued_requests is None or config.max_queued_requests >= 1,
@@ -162,13 +173,18 @@ def refuse_config(config: EngineConfig) -> Refused | None:
         ),
         (
             "chunked_prefill_size",
-            config.chunked_prefill_size == -1 or config.chunked_prefill_size >= 1,
-            "must be -1 (no chunks) or 1 or more",
+            config.chunked_prefill_size == -1 or 1 <= config.chunked_prefill_size < 2**31,
+            "must be -1 (no chunks) or between 1 and 2147483647",
         ),
         (
             "context_length",
             config.context_length is None or config.context_length >= 2,
             "must be 2 or more",
+        ),
+        (
+            "priority_preemption_threshold",
+            config.priority_preemption_threshold >= 0,
+            "must be 0 or more",
         ),
         ("stream_interval", config.stream_interval >= 1, "must be 1 or more"),
         (
@@ -222,12 +238,21 @@ def _refuse_ngram(config: EngineConfig, width: int) -> Refused | None:
     depth = config.speculative_ngram_max_trie_depth
     budget = config.speculative_ngram_external_sam_budget
     checks: tuple[tuple[str, bool, str], ...] = (
-        ("speculative_ngram_min_bfs_breadth", 1 <= low <= high, "must be 1..max_bfs_breadth"),
+        (
+            "speculative_ngram_max_bfs_breadth",
+            1 <= high < 2**31,
+            "must be between 1 and 2147483647",
+        ),
+        (
+            "speculative_ngram_min_bfs_breadth",
+            1 <= low <= high,
+            f"must be between 1 and max_bfs_breadth = {high}",
+        ),
         ("speculative_ngram_max_trie_depth", 2 <= depth <= 64, "must be between 2 and 64"),
         (
             "speculative_ngram_capacity",
-            config.speculative_ngram_capacity > depth,
-            "must exceed the trie depth",
+            depth < config.speculative_ngram_capacity < 2**31,
+            f"must exceed the trie depth of {depth} and be at most 2147483647",
         ),
         (
             "speculative_ngram_external_sam_budget",
@@ -297,7 +322,7 @@ def apply_speculative_config(text: str) -> dict[str, str | int] | Refused:
     vLLM counts drafts without the bonus token, SGLang's ``num_draft_tokens`` counts it.
     """
     try:
-        raw = msgspec.json.decode(text, type=dict[str, str | int | float | bool | None])
+        raw = msgspec.json.decode(text, type=dict[str, object])
     except msgspec.MsgspecError as error:
         return Refused("speculative_config", f"must be a JSON object: {error}")
     out: dict[str, str | int] = {}

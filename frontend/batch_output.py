@@ -14,6 +14,8 @@ import msgspec
 from .batch_input import ItemId
 from .errors import OutriderError
 
+_BEGIN = b'{"id":'  # of every line that a run writes
+
 
 class _Line(msgspec.Struct):
     id: int | str | None = None
@@ -110,7 +112,12 @@ def _scan(path: Path) -> tuple[FinishedIds, int]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                break
+                if _BEGIN.startswith(line) or line.startswith(_BEGIN):
+                    break
+                raise OutriderError(
+                    f"{str(path)!r} is not an output of outrider run: line {number} has no end "
+                    "and was not begun by a run; give another --output"
+                )
             try:
                 record = decoder.decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -29,10 +29,14 @@ StartCore = Callable[[EngineConfig], CoreProcess]
 
 
 def tokenizer_folder(config: EngineConfig) -> Path:
-    """Where the tokenizer's files are. Raises ModelNotFound."""
-    if config.tokenizer_path is not None and Path(config.tokenizer_path).is_dir():
-        return Path(config.tokenizer_path)
-    return resolve_model(config.tokenizer_path or config.model, config.revision)
+    """Where the tokenizer's files are. Raises ModelNotFound, RefusedError."""
+    if config.tokenizer_path is None:
+        return resolve_model(config.model, config.revision)
+    folder = Path(config.tokenizer_path).expanduser()
+    if not folder.is_dir():
+        reason = f"{config.tokenizer_path!r} is not a folder; name one with a tokenizer.json"
+        raise RefusedError(Refused("tokenizer_path", reason))
+    return folder
 
 
 class EngineHandle:

@@ -17,12 +17,14 @@ def main(args: list[str]) -> int:
     parser.add_argument("--core-only", action="store_true", help="do not run the model again")
     namespace = parser.parse_args(args)
 
-    from ...engine_core.trace import TraceError
+    from ...engine_core.assembly import assemble_replay
+    from ...engine_core.refusal import RefusedError
+    from ...engine_core.replay import replay_core
+    from ...engine_core.trace import TraceError, TraceReader
     from ..launch import replay_on_model
-    from ..replay import replay_trace
 
     try:
-        parts = [("core", replay_trace)]
+        parts = [("core", lambda path: replay_core(TraceReader(path), assemble_replay))]
         if not namespace.core_only:
             parts.append(("model", replay_on_model))
         same = True
@@ -34,5 +36,7 @@ def main(args: list[str]) -> int:
             for difference in report.differences:
                 print(f"  {difference}")
         return 0 if same else 1
-    except TraceError as error:
+    except RefusedError:
+        raise
+    except (TraceError, ValueError) as error:  # the file, or a tokenizer that is gone
         raise OutriderError(str(error)) from None

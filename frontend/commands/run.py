@@ -30,13 +30,13 @@ def main(args: list[str]) -> int:
     config = resolve_engine(namespace)
     base = params_from_flags(namespace)
     source, target = Path(namespace.input), Path(namespace.output)
-    _check_paths(source, target)
-    print(print_config(config), file=sys.stderr)
     summary_file = None if namespace.summary_json is None else Path(namespace.summary_json)
+    _check_paths(source, target, summary_file)
+    print(print_config(config), file=sys.stderr)
     return asyncio.run(_run(config, base, source, target, summary_file, not namespace.no_progress))
 
 
-def _check_paths(source: Path, target: Path) -> None:
+def _check_paths(source: Path, target: Path, summary: Path | None) -> None:
     if not source.is_file():
         raise UsageError(f"--input: {str(source)!r} is not a file")
     if target.is_dir():
@@ -45,6 +45,8 @@ def _check_paths(source: Path, target: Path) -> None:
         raise UsageError(f"--output: the folder {str(target.parent)!r} does not exist")
     if target.exists() and target.samefile(source):
         raise UsageError("--output: is the same file as --input")
+    if summary is not None and (summary.is_dir() or not summary.parent.is_dir()):
+        raise UsageError(f"--summary-json: {str(summary)!r} is a folder, or in none that exists")
 
 
 async def _run(
