@@ -19,12 +19,15 @@ def main(args: list[str]) -> int:
 
     from ...engine_core.assembly import assemble_replay
     from ...engine_core.refusal import RefusedError
-    from ...engine_core.replay import replay_core
+    from ...engine_core.replay import ReplayReport, replay_core
     from ...engine_core.trace import TraceError, TraceReader
     from ..launch import replay_on_model
 
+    def replay_on_core(path: str) -> ReplayReport:
+        return replay_core(TraceReader(path), assemble_replay)
+
     try:
-        parts = [("core", lambda path: replay_core(TraceReader(path), assemble_replay))]
+        parts = [("core", replay_on_core)]
         if not namespace.core_only:
             parts.append(("model", replay_on_model))
         same = True
