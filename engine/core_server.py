@@ -40,7 +40,7 @@ from .wakeup import Wakeup
 _FRAME_GUARD_BYTES = 4 * MAX_FRAME_BYTES
 _FRAMES_A_TURN = 256
 _SEND_QUEUE = 100_000  # messages that wait for one client; beyond it the client counts as gone
-_PROBE_S = 1.0
+_PROBE_S = 0.25
 _HEARTBEAT_MS = 1000
 _HEARTBEAT_TIMEOUT_MS = 20_000  # a process that ends closes its connection; only hosts get lost
 _LINGER_MS = 1000
@@ -123,7 +123,7 @@ class CoreServer:
 
     def _idle(self) -> None:
         """Sleep until a frame comes or something else wants attention."""
-        timeout = int(_PROBE_S * 1000) if self._clients else None
+        timeout = int(_PROBE_S * 1000) if self._owners else None
         self._poller.poll(timeout)
         self._wakeup.clear()
 

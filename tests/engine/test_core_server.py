@@ -38,7 +38,7 @@ from outrider.engine_core.messages import (
     decode_from_core,
     encode,
 )
-from outrider.engine_core.plan import StepPlan
+from outrider.engine_core.plan import HostDrafts, StepPlan, StepResult
 from outrider.engine_core.sampling_params import SamplingParams
 
 from .cores import tiny_config, tokens_of
@@ -93,9 +93,17 @@ class Peer:
 
 
 class Served:
-    """A core server in a thread."""
+    """A core server in a thread. Its steps take 5 ms more, so that long requests stay open."""
 
     def __init__(self, engine: Engine, endpoint: str) -> None:
+        runner = engine.worker._runner
+        run = runner.run
+
+        def slow(plan: StepPlan, drafts: HostDrafts | None) -> StepResult:
+            time.sleep(0.005)
+            return run(plan, drafts)
+
+        runner.run = slow  # type: ignore[method-assign]
         self.engine = engine
         self.endpoint = endpoint
         self.wakeup = Wakeup()
@@ -404,10 +412,10 @@ def test_a_failing_worker_ends_every_request_with_500(
     runner = served.engine.worker._runner
     run = runner.run
 
-    def fail(plan: StepPlan, drafts: object) -> object:
+    def fail(plan: StepPlan, drafts: HostDrafts | None) -> StepResult:
         if plan.step > 5:
             raise RuntimeError("planted damage")
-        return run(plan, drafts)  # type: ignore[arg-type]
+        return run(plan, drafts)
 
     monkeypatch.setattr(runner, "run", fail)
     peer = Peer(served.endpoint)
