@@ -40,7 +40,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, Doc(description="share of free memory that weights and KV pool may take")
     ] = 0.5
     max_total_tokens: Annotated[
-        int | None, Doc(description="tokens of the KV pool; from memory if unset")
+        int | None,
+        Doc(
+            description="tokens of the KV pool; if unset 1,024 for each running request, "
+            "two contexts at least, and no more than mem_fraction_static allows"
+        ),
     ] = None
     max_running_requests: Annotated[int, Doc(description="requests that run at a time")] = 48
     max_queued_requests: Annotated[
