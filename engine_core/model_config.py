@@ -119,9 +119,11 @@ def load_model_config(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
     generation_text = generation.read_bytes() if generation.is_file() else b"{}"
     try:
-        raw = _decode(text)
         extra = msgspec.json.decode(generation_text, type=_GenerationConfig)
-        return _resolve(raw, extra)
+    except msgspec.MsgspecError as error:
+        raise ModelConfigError(f"{generation}: {error}") from None
+    try:
+        return _resolve(_decode(text), extra)
     except (ValueError, msgspec.MsgspecError) as error:
         raise ModelConfigError(f"{path}: {error}") from None
 

@@ -137,9 +137,9 @@ def _prompt_item(
         extras = msgspec.json.decode(line, type=_Extras)
         values = {k: msgspec.json.decode(v) for k, v in raw.items() if k not in _PLAIN_EXTRAS}
         params = params_from(values, base)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         return BadItem(number, known, str(refused_by(error, "line")), False)
-    except RefusedError as error:
+    except (RefusedError, RecursionError) as error:
         return BadItem(number, known, str(error), False)
     return PromptItem(
         line=number,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 import jinja2
 import jinja2.ext
@@ -18,7 +18,7 @@ from ..engine_core.refusal import Refused, RefusedError
 class _GenerationTag(jinja2.ext.Extension):
     """``{% generation %}`` marks assistant text for training; serving renders its body as is."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it without ClassVar
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -71,8 +71,15 @@ def load_chat_template(
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return ChatTemplate(file.read_text("utf-8"), special_tokens)
+        try:
+            return ChatTemplate(file.read_text("utf-8"), special_tokens)
+        except UnicodeDecodeError as error:
+            refused = Refused("chat_template", f"{file} is not UTF-8 text: {error}")
+            raise RefusedError(refused) from None
     if isinstance(configured, list):
+        if not all(isinstance(entry, dict) for entry in configured):
+            reason = f"{folder} lists templates that are not objects with name and template"
+            raise RefusedError(Refused("chat_template", reason))
         named = {entry.get("name"): entry.get("template") for entry in configured}
         configured = named.get("default")
     return ChatTemplate(configured, special_tokens) if isinstance(configured, str) else None

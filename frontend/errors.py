@@ -29,7 +29,7 @@ class RequestFailed(OutriderError):
     """A request ended with an error after it had been accepted."""
 
 
-def refused_by(error: msgspec.ValidationError, fallback: str) -> Refused:
+def refused_by(error: msgspec.DecodeError, fallback: str) -> Refused:
     """msgspec's "Expected `int`, got `str` - at `$.page_size`" with the field named first."""
     reason, _, place = str(error).partition(" - at `$.")
     return Refused(place.rstrip("`") or fallback, reason)
