@@ -211,12 +211,8 @@ def measure(rows: int, steps: int, warmup: int, successors: int) -> dict[str, fl
 
 def summarize(seen: list[CoreStats], worker: TextWorker, rows: int) -> dict[str, float]:
     def median_us(field: str) -> float:
-        return round(
-            statistics.median(
-                1e6 * (getattr(b, field) - getattr(a, field)) for a, b in pairwise(seen)
-            ),
-            1,
-        )
+        times = [1e6 * float(getattr(b, field) - getattr(a, field)) for a, b in pairwise(seen)]
+        return round(statistics.median(times), 1)
 
     both = statistics.median(
         1e6 * (b.plan_cpu - a.plan_cpu + b.commit_cpu - a.commit_cpu) for a, b in pairwise(seen)

@@ -53,8 +53,8 @@ class Admission:
         self._max_running = max_running
         self.ratio = NewTokenRatio()
 
-    def next_waiting(self) -> Waiting | None:
-        """Whom the queue's policy puts first."""
+    def next_waiting(self) -> Waiting:
+        """Whom the queue's policy puts first; the queue must not be empty."""
         return self._queue.next(self._cached_length)
 
     def slot_free(self) -> bool:

@@ -1,6 +1,6 @@
 """What clients are told of a request."""
 
-from .messages import FinishReason, RequestOutput
+from .messages import RequestOutput
 from .request import Request
 
 
@@ -24,8 +24,3 @@ def finish_output(request: Request) -> RequestOutput:
     progress = request.progress
     tokens, logprobs = progress.take_new()
     return RequestOutput(request.rid, tokens, logprobs, progress.finish, progress.stats())
-
-
-def refusal_output(rid: str, finish: FinishReason) -> RequestOutput:
-    """The end of a request that the core no longer knows anything of."""
-    return RequestOutput(rid, b"", (), finish)

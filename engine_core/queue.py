@@ -44,10 +44,8 @@ class WaitingQueue:
         """The request to be admitted last."""
         return self._items[-1]
 
-    def next(self, cached_length: Callable[[Waiting], int]) -> Waiting | None:
-        """Whom to admit now; ``cached_length`` gives the tokens of a cached prefix."""
-        if not self._items:
-            return None
+    def next(self, cached_length: Callable[[Waiting], int]) -> Waiting:
+        """Whom to admit now, of at least one; ``cached_length`` gives a cached prefix's tokens."""
         head = self._items[0]
         if not self._lpm or len(self._items) > LPM_QUEUE_LIMIT:
             return head

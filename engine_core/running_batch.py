@@ -50,10 +50,6 @@ class RunningBatch:
             self._decoding_slots = np.array([r.slot for r in self.decoding], dtype=np.int32)
         return self._decoding_slots
 
-    def running_slots(self) -> I32:
-        """Slots of ``running``, int32."""
-        return np.array([r.slot for r in self.running], dtype=np.int32)
-
     def enter(self, waiting: Waiting, match: RadixMatch, pages: I32) -> Running:
         """Put a request into a free slot with its cached prefix, locked by the caller, and
         ``pages`` (int32) for the rest of its tokens.

@@ -108,9 +108,8 @@ class StepPlanner:
             return 0
         table = self._batch.table
         ahead = sum(table.unfilled(running.slot) for running in self._batch.prefilling)
-        head = self._admission.next_waiting() if self._admission.slot_free() else None
-        if head is not None:
-            ahead += head.request.length
+        if len(self._queue) and self._admission.slot_free():
+            ahead += self._admission.next_waiting().request.length
         return min(ahead, self._config.chunk_tokens)
 
     def _continue_prefill(self, builder: StepBuilder) -> None:
@@ -119,12 +118,8 @@ class StepPlanner:
                 return
 
     def _admit(self, builder: StepBuilder) -> None:
-        if not len(self._queue):
-            return
-        while builder.prefill_tokens < self._config.chunk_tokens:
+        while len(self._queue) and builder.prefill_tokens < self._config.chunk_tokens:
             waiting = self._admission.next_waiting()
-            if waiting is None:
-                return
             admitted = self._admission.admit(waiting)
             if admitted is None:
                 if self._use_priority:

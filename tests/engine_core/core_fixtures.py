@@ -1,5 +1,6 @@
 """Making cores over a fake worker, and the continuation that every request must get."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,11 +25,11 @@ class LetterTail:
     def visible(self, token: int, skip_special_tokens: bool) -> bool:
         return True
 
-    def decode(self, tokens: "list[int] | tuple[int, ...]", skip_special_tokens: bool) -> str:
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
         return letters(tokens)
 
 
-def letters(tokens: "list[int] | tuple[int, ...]") -> str:
+def letters(tokens: Sequence[int]) -> str:
     return "".join(chr(97 + token % 26) for token in tokens)
 
 
@@ -174,7 +175,7 @@ def request(
     message_fields = {"priority", "cache_salt", "stream", "speculative"}
     message = {k: v for k, v in fields.items() if k in message_fields}
     params = {"temperature": 0.0, "max_new_tokens": max_new}
-    params |= {k: v for k, v in fields.items() if k not in message_fields}  # type: ignore[dict-item, misc]
+    params |= {k: v for k, v in fields.items() if k not in message_fields}  # type: ignore[misc]
     return GenerateRequest(
         rid=rid,
         prompt=np.array(list(prompt), dtype=np.int32).tobytes(),

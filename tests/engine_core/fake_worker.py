@@ -112,6 +112,7 @@ class FakeWorker:
         self._jobs: queue.Queue[StepPlan | None] = queue.Queue()
         self._late: queue.Queue[HostDrafts] = queue.Queue()
         self._done: queue.Queue[StepResult | BaseException] = queue.Queue()
+        self._launched: deque[float] = deque()
         self._thread: threading.Thread | None = None
         if step_seconds > 0:
             self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -125,6 +126,7 @@ class FakeWorker:
 
     def launch(self, plan: StepPlan) -> None:
         if self._thread is not None:
+            self._launched.append(time.perf_counter())
             self._jobs.put(plan)
         else:
             self.plans.append(plan)
@@ -163,11 +165,17 @@ class FakeWorker:
             self._thread = None
 
     def _loop(self) -> None:
+        # Like a device's queue: a step that waits starts the moment its predecessor ends.
+        ready = 0.0
         while (plan := self._jobs.get()) is not None:
             try:
                 drafts = self._late.get(timeout=10) if plan.late_bound else None
-                time.sleep(self.step_seconds)
-                self._done.put(self.run(plan, drafts))
+                launched = self._launched.popleft()
+                start = time.perf_counter() if plan.late_bound else launched
+                ready = max(ready, start) + self.step_seconds
+                result = self.run(plan, drafts)
+                time.sleep(max(0.0, ready - time.perf_counter()))
+                self._done.put(result)
             except BaseException as error:
                 self._done.put(error)
                 return

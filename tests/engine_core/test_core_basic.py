@@ -1,18 +1,20 @@
 """The core's loop against the fake worker: plain, speculative, overlapped, synchronous."""
 
+from typing import Any
+
 import pytest
 
 from .core_fixtures import assert_all_pages_back, expected, make_core, request, run_all
 from .fake_worker import FakeWorker
 
-NGRAM = {"speculative_algorithm": "NGRAM"}
+NGRAM: dict[str, Any] = {"speculative_algorithm": "NGRAM"}
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("speculation", [{}, NGRAM])
 def test_many_requests_get_their_own_continuation(
-    page_size: int, overlap: bool, speculation: dict[str, object]
+    page_size: int, overlap: bool, speculation: dict[str, Any]
 ) -> None:
     worker = FakeWorker(num_pages=1024 // page_size, page_size=page_size)
     core = make_core(

@@ -6,6 +6,7 @@ aborted, whatever else happens. Counters at the end prove that the rare paths we
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -73,7 +74,7 @@ class CoreMachine(RuleBasedStateMachine):
             vocab_size=VOCAB,
             context_length=CONTEXT,
         )
-        flags: dict[str, object] = {"speculative_num_draft_tokens": 6} if shape.speculation else {}
+        flags: dict[str, Any] = {"speculative_num_draft_tokens": 6} if shape.speculation else {}
         self.core = make_core(
             self.worker,
             disable_overlap_schedule=not shape.overlap,
