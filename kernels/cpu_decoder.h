@@ -113,7 +113,8 @@ static void ISA(layer_forward)(const decoder_model *model, const decoder_layer *
     ISA(prepare_heads)(model, layer, batch, cache, scratch->qkv, queries, keys, values);
     attention_args args = {queries,        keys,          values,      model->heads,
                                 model->kv_heads, dim,           layer->window, model->scale,
-                                scratch->context, scratch->states, scratch->gathered};
+                                scratch->context, scratch->states, scratch->visible,
+                                scratch->gathered};
     ISA(attention)(&args, batch, scratch->slots);
     ISA(matmul)(&layer->o, scratch->context, model->heads * dim, rows, scratch->stream, hidden,
                 EPILOGUE_ADD);

@@ -63,7 +63,8 @@ typedef struct {
     float scale;
     float *out;
     softmax_state *states; /* [longest row * heads / kv_heads] */
-    int32_t *gathered;     /* [32 + 64] */
+    int64_t *visible;      /* [longest row] */
+    int32_t *gathered;     /* [64 + 64] */
 } attention_args;
 
 /* Working memory of a forward pass, all owned by the caller. */
@@ -72,6 +73,7 @@ typedef struct {
     int32_t *slots;                                 /* [sum of kv_lens], by row */
     int32_t *gathered;
     softmax_state *states;
+    int64_t *visible;
 } decoder_scratch;
 
 /* [layers, 2, slots, kv heads, head_dim] float32 and the rotary tables [positions, head_dim / 2]. */

@@ -6,12 +6,21 @@ ALWAYS_INLINE void ISA(store)(float *p, v8f value) { *(v8f_unaligned *)p = value
 
 ALWAYS_INLINE v8f ISA(splat)(float value) { return value - (v8f){0}; }
 
+#ifdef FUSED_MULTIPLY_ADD
+ALWAYS_INLINE v8f ISA(select)(v8i mask, v8f yes, v8f no)
+{
+    return (v8f)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask);
+}
+
+ALWAYS_INLINE v8f ISA(maximum)(v8f a, v8f b) { return (v8f)_mm256_max_ps((__m256)a, (__m256)b); }
+#else
 ALWAYS_INLINE v8f ISA(select)(v8i mask, v8f yes, v8f no)
 {
     return (v8f)(((v8i)yes & mask) | ((v8i)no & ~mask));
 }
 
 ALWAYS_INLINE v8f ISA(maximum)(v8f a, v8f b) { return ISA(select)(a > b, a, b); }
+#endif
 
 /* Sums and maxima reduce in one fixed tree, whatever surrounds them. */
 ALWAYS_INLINE float ISA(sum8)(v8f a)
@@ -19,12 +28,12 @@ ALWAYS_INLINE float ISA(sum8)(v8f a)
     return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
 }
 
-ALWAYS_INLINE float ISA(max8)(v8f a)
+/* The largest lane, in every lane. */
+ALWAYS_INLINE v8f ISA(max8)(v8f a)
 {
-    float m = a[0];
-    for (int i = 1; i < 8; i++)
-        m = a[i] > m ? a[i] : m;
-    return m;
+    a = ISA(maximum)(a, __builtin_shufflevector(a, a, 4, 5, 6, 7, 0, 1, 2, 3));
+    a = ISA(maximum)(a, __builtin_shufflevector(a, a, 2, 3, 0, 1, 6, 7, 4, 5));
+    return ISA(maximum)(a, __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6));
 }
 
 /* Lane t of the result is the sum of the lanes of a[t]. */
@@ -47,7 +56,7 @@ ALWAYS_INLINE v8f ISA(exp8)(v8f x)
 {
     const v8f magic = ISA(splat)(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     x = ISA(maximum)(x, ISA(splat)(-87.0f));
-    x = ISA(select)(x < 88.0f, x, ISA(splat)(88.0f));
+    x = -ISA(maximum)(-x, ISA(splat)(-88.0f));
     v8f shifted = x * 1.44269504f + magic;
     v8f n = shifted - magic;
     v8f r = x - n * 0.693359375f;

@@ -53,6 +53,7 @@ cdef extern from "cpu_kernels.h" nogil:
         float scale
         float *out
         softmax_state *states
+        int64_t *visible
         int32_t *gathered
     ctypedef struct decoder_scratch:
         float *stream
@@ -63,6 +64,7 @@ cdef extern from "cpu_kernels.h" nogil:
         int32_t *slots
         int32_t *gathered
         softmax_state *states
+        int64_t *visible
     ctypedef struct decoder_cache:
         float *data
         int64_t num_slots
@@ -84,7 +86,7 @@ cdef extern from "cpu_kernels.h" nogil:
                              int64_t, float *, float *)
 
 cdef enum:
-    DEF_GATHERED = 96
+    DEF_GATHERED = 128
 cdef int64_t MAX_TREE = 64
 
 
@@ -372,11 +374,13 @@ def paged_attention(
     args.states = <softmax_state *>cpu_allocate(
         batch.longest * (heads // kv_heads) * sizeof(softmax_state)
     )
-    if args.states == NULL:
+    args.visible = <int64_t *>cpu_allocate(max(batch.longest, 1) * sizeof(int64_t))
+    if args.states == NULL or args.visible == NULL:
         raise MemoryError("no memory for the softmax states")
     with nogil:
         cpu_attention(cpu_has_avx2() and not portable, &args, &batch.c, batch.slots)
     free(args.states)
+    free(args.visible)
 
 
 @cython.final
@@ -418,7 +422,9 @@ cdef class CpuDecoder:
     cdef void release(self) noexcept:
         free(self.scratch.stream)
         free(self.scratch.states)
+        free(self.scratch.visible)
         self.scratch.stream = NULL
+        self.scratch.visible = NULL
         self.scratch.states = NULL
         self.capacity = 0
 
@@ -436,7 +442,8 @@ cdef class CpuDecoder:
         self.scratch.states = <softmax_state *>cpu_allocate(
             tokens * (self.c.heads // self.c.kv_heads) * sizeof(softmax_state)
         )
-        if self.scratch.stream == NULL or self.scratch.states == NULL:
+        self.scratch.visible = <int64_t *>cpu_allocate(tokens * sizeof(int64_t))
+        if not (self.scratch.stream and self.scratch.states and self.scratch.visible):
             raise MemoryError(f"no memory for a batch of {tokens} tokens")
         self.scratch.normed = self.scratch.stream + tokens * self.c.hidden
         self.scratch.qkv = self.scratch.normed + tokens * wide
