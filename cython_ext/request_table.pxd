@@ -34,7 +34,7 @@ cdef struct Entry:
     uint8_t reason
     int32_t histogram[MAX_QUERY]
 
-cdef class Ints:
+cdef class _Ints:
     cdef int32_t *data
     cdef Py_ssize_t size
     cdef Py_ssize_t room
@@ -49,11 +49,11 @@ cdef class RequestTable:
     cdef list _rids
     cdef list _sinks
     cdef list _tokens
-    cdef Ints _slots
-    cdef Ints _q_caps
-    cdef Ints _page_slots
-    cdef Ints _page_indexes
-    cdef Ints _page_ids
+    cdef _Ints _slots
+    cdef _Ints _q_caps
+    cdef _Ints _page_slots
+    cdef _Ints _page_indexes
+    cdef _Ints _page_ids
 
     cdef Entry *_entry(self, int64_t slot) except NULL
     cdef int _append_page(self, Entry *entry, int32_t page) except -1

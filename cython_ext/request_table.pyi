@@ -2,16 +2,16 @@
 
 from array import array
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar, final
+from typing import NamedTuple, Protocol, Self, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .page_allocator import PageAllocator
 
-Output = TypeVar("Output")
+_Output = TypeVar("_Output")
 
-class TokenSink(Protocol):
+class _TokenSink(Protocol):
     """Whose tokens `commit_fast` appends to; the first `sent` of them went out."""
 
     tokens: array[int]
@@ -76,7 +76,7 @@ def check_result(
 class RequestTable:
     """What planning and commit touch for every row of every step."""
 
-    def __init__(self, max_slots: int, page_size: int) -> None: ...
+    def __new__(cls, max_slots: int, page_size: int) -> Self: ...
     @property
     def max_slots(self) -> int:
         """Slots, open or not."""
@@ -134,7 +134,7 @@ class RequestTable:
         self,
         slot: int,
         rid: str,
-        sink: TokenSink,
+        sink: _TokenSink,
         stop_ids: NDArray[np.int32],
         stream: bool,
     ) -> None:
@@ -166,8 +166,8 @@ class RequestTable:
         slots: bytes,
         skip: list[int],
         interval: int,
-        make: Callable[[str, bytes, tuple[()]], Output],
-    ) -> list[Output]:
+        make: Callable[[str, bytes, tuple[()]], _Output],
+    ) -> list[_Output]:
         """make(rid, new tokens as bytes, ()) for each slot (int32 buffer) whose stream is due."""
 
     def plan_chunk(self, slot: int, count: int, step: int, emits: int) -> int:

@@ -107,7 +107,7 @@ def check_result(
 
 
 @cython.final
-cdef class Ints:
+cdef class _Ints:
     """Growing int32 buffer whose memory is kept from step to step."""
 
     def __dealloc__(self):
@@ -152,11 +152,11 @@ cdef class RequestTable:
         self._rids = [None] * max_slots
         self._sinks = [None] * max_slots
         self._tokens = [None] * max_slots
-        self._slots = Ints()
-        self._q_caps = Ints()
-        self._page_slots = Ints()
-        self._page_indexes = Ints()
-        self._page_ids = Ints()
+        self._slots = _Ints()
+        self._q_caps = _Ints()
+        self._page_slots = _Ints()
+        self._page_indexes = _Ints()
+        self._page_ids = _Ints()
 
     def __dealloc__(self):
         cdef int32_t i
@@ -211,8 +211,8 @@ cdef class RequestTable:
         """Put a request of `length` known tokens with its pages (int32 [n]) into a slot.
 
         The KV of the first `filled` tokens is in place. At `max_total` tokens the request ends;
-        with `sure_length` it is known to get there. `drafts`: it may have some. Raises ValueError for an open slot, and where
-        the pages do not hold the tokens.
+        with `sure_length` it is known to get there. `drafts`: it may have some. Raises ValueError
+        for an open slot, and where the pages do not hold the tokens.
         """
         cdef Py_ssize_t i
         cdef Entry *entry

@@ -175,11 +175,14 @@ class CoreMachine(RuleBasedStateMachine):
             self.notice(before)
 
     @precondition(lambda self: self.core.scheduler.batch.states)
-    @rule(data=st.data(), steps=st.integers(0, 3))
-    def abort(self, data: st.DataObject, steps: int) -> None:
-        self.step(steps)
-        if not self.core.scheduler.batch.states:
-            return
+    @rule(data=st.data(), steps=st.integers(0, 3), count=st.integers(1, 4))
+    def abort(self, data: st.DataObject, steps: int, count: int) -> None:
+        for _ in range(count):
+            self.step(steps)
+            if self.core.scheduler.batch.states:
+                self.abort_one(data)
+
+    def abort_one(self, data: st.DataObject) -> None:
         scheduler = self.core.scheduler
         states = scheduler.batch.states
         flying = {f for flight in scheduler.flights for f in flight.slots.tolist()}
@@ -264,7 +267,7 @@ def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     run_state_machine_as_test(
         CoreMachine,
         settings=settings(
-            max_examples=130, stateful_step_count=30, deadline=None, phases=[Phase.generate]
+            max_examples=110, stateful_step_count=30, deadline=None, phases=[Phase.generate]
         ),
     )
     print(dict(REACHED))
