@@ -4,8 +4,9 @@
 
 T(n) is the time of one step of n query tokens with logits for each: "chain" rows verify n tokens
 of one sequence, "batch" rows decode n sequences. The floor of a step is
-max(weight bytes / stream bandwidth, operations / multiply-add rate); both rates are measured in
-the same run, between the steps, because a neighbour on the same core changes them. One thread.
+max(weight bytes / stream bandwidth, operations / multiply-add rate) + KV bytes / bandwidth; both
+rates are measured in the same run, between the steps, because a neighbour on the same core
+changes them. One thread.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from outrider.engine.forward_batch import ForwardBatch
-from outrider.engine.kv_pool import KVPool
+from outrider.engine.kv_pool import KVPool, bytes_per_token
 from outrider.engine.models import Model, load_model
 from outrider.engine_core.model_config import ModelConfig, load_model_config
 from outrider.engine_core.model_path import resolve_model
@@ -82,6 +83,7 @@ def measure_steps(
     shapes += [("batch", n, make_batch(n, 1, context)) for n in BATCHES]
     pages = max(int(batch.page_table.max()) for _, _, batch in shapes)
     kv = KVPool(pages, PAGE_SIZE, config, model.dtype, torch.device("cpu"))
+    kv.data.normal_()  # untouched pages would all alias one page of zeros
     runs = [step(model, batch, kv) for _, _, batch in shapes]
     for run in runs:
         run()
@@ -94,11 +96,13 @@ def measure_steps(
         bandwidths.append(measure_stream_bandwidth(model.weight_bytes))
         for run, kept in zip(runs, times, strict=True):
             kept.append(seconds(run))
+    token_bytes = bytes_per_token(config, model.dtype)
     lines: list[dict[str, object]] = []
     rate, bandwidth = statistics.median(rates), statistics.median(bandwidths)
     for (kind, n, batch), kept in zip(shapes, times, strict=True):
         work = operations(config, batch.input_ids.shape[0], batch.logits_index.shape[0], context)
-        floor = max(model.weight_bytes / bandwidth, work / rate)
+        kv_bytes = int(batch.kv_lens.sum()) * token_bytes
+        floor = max(model.weight_bytes / bandwidth, work / rate) + kv_bytes / bandwidth
         typical = statistics.median(kept)
         lines.append(
             {

@@ -19,6 +19,7 @@
 #define ISA(name) outrider_##name##_avx2
 #define FUSED_MULTIPLY_ADD
 #include "cpu_vector.h"
+#include "cpu_tile_avx2.h"
 #include "cpu_matmul.h"
 #include "cpu_attention.h"
 #include "cpu_decoder.h"

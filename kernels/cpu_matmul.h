@@ -5,92 +5,48 @@
  * every batch shape. The register block changes with the rows, the chain does not. */
 
 #define MAX_ROWS 6
+#define TILE_FLOATS (12 * 8)
 /* Bytes before its use that a panel is fetched; measured on Zen 3, flat around these values. */
 #define AHEAD_FEW 1024
 #define AHEAD_MANY 8192
 
-/* Widen one k step of a panel: columns 0..7 to lo, 8..15 to hi. */
-ALWAYS_INLINE void ISA(widen)(const char *step, const int is_float32, v8f *lo, v8f *hi)
-{
-    if (is_float32) {
-        *lo = ISA(load)((const float *)step);
-        *hi = ISA(load)((const float *)step + 8);
-    } else {
-        v8u pair = *(const v8u_unaligned *)step;
-        *lo = (v8f)(pair << 16);
-        *hi = (v8f)(pair & 0xffff0000u);
-    }
-}
-
-/* acc += w * x. Left to itself the compiler picks forms that overwrite a factor, and then runs
- * out of registers in the widest block. */
-#undef MULTIPLY_ADD
-#ifdef FUSED_MULTIPLY_ADD
-#define MULTIPLY_ADD(acc, w, x) __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x))
-#else
-#define MULTIPLY_ADD(acc, w, x) acc = (w) * (x) + acc
-#endif
-
-/* One k step of a register block. */
-ALWAYS_INLINE void ISA(step)(const int rows, const int panels, const int is_float32,
-                             const float *x, int64_t ldx, const char *w, int64_t panel_bytes,
-                             v8f sum[MAX_ROWS][8])
-{
-#pragma GCC unroll 4
-    for (int p = 0; p < panels; p++) {
-        v8f lo, hi;
-        ISA(widen)(w + p * panel_bytes, is_float32, &lo, &hi);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-            v8f value = ISA(splat)(x[r * ldx]);
-            MULTIPLY_ADD(sum[r][2 * p], lo, value);
-            MULTIPLY_ADD(sum[r][2 * p + 1], hi, value);
-        }
-        /* Fences keep the scheduler from mixing steps, which would spill the accumulators. */
-        if (rows > 1)
-            __asm__ volatile("" ::: "memory");
-    }
-}
-
-/* acc[row][2 * panel + half] over `panels` consecutive panels; rows and panels are constants.
- * `ahead`: how far before its use a panel is fetched, or 0 when it is in the cache already. */
+#ifndef FUSED_MULTIPLY_ADD
+/* The register block in C, see cpu_tile_avx2.h: acc[rows][2 * panels][8]. */
 ALWAYS_INLINE void ISA(tile)(const int rows, const int panels, const int is_float32,
                              const float *x, int64_t ldx, const char *w, int64_t panel_bytes,
-                             int64_t k_size, int64_t ahead, v8f acc[MAX_ROWS][8])
+                             int64_t k_size, float *acc)
 {
     const int step_bytes = is_float32 ? 4 * PANEL : 2 * PANEL;
-    const char *fetch = w + ahead;
-    int64_t fetch_step = ahead ? 2 * step_bytes : 0, k = 0;
-    v8f sum[MAX_ROWS][8];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-        for (int c = 0; c < 2 * panels; c++)
-            sum[r][c] = (v8f){0};
-#pragma GCC unroll 2
-    for (; k + 2 <= k_size; k += 2, w += 2 * step_bytes, x += 2, fetch += fetch_step) {
-#pragma GCC unroll 4
+    v8f sum[12];
+    for (int i = 0; i < 2 * rows * panels; i++)
+        sum[i] = (v8f){0};
+    for (int64_t k = 0; k < k_size; k++)
         for (int p = 0; p < panels; p++) {
-            __builtin_prefetch(fetch + p * panel_bytes);
-            if (is_float32)
-                __builtin_prefetch(fetch + p * panel_bytes + 64);
+            const char *step = w + p * panel_bytes + k * step_bytes;
+            v8f lo, hi;
+            if (is_float32) {
+                lo = ISA(load)((const float *)step);
+                hi = ISA(load)((const float *)step + 8);
+            } else {
+                v8u pair = *(const v8u_unaligned *)step;
+                lo = (v8f)(pair << 16);
+                hi = (v8f)(pair & 0xffff0000u);
+            }
+            for (int r = 0; r < rows; r++) {
+                v8f *pair_of_sums = &sum[2 * (r * panels + p)];
+                pair_of_sums[0] = lo * x[r * ldx + k] + pair_of_sums[0];
+                pair_of_sums[1] = hi * x[r * ldx + k] + pair_of_sums[1];
+            }
         }
-        ISA(step)(rows, panels, is_float32, x, ldx, w, panel_bytes, sum);
-        ISA(step)(rows, panels, is_float32, x + 1, ldx, w + step_bytes, panel_bytes, sum);
-    }
-    if (k < k_size)
-        ISA(step)(rows, panels, is_float32, x, ldx, w, panel_bytes, sum);
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-        for (int c = 0; c < 2 * panels; c++)
-            acc[r][c] = sum[r][c];
+    for (int i = 0; i < 2 * rows * panels; i++)
+        ISA(store)(acc + 8 * i, sum[i]);
 }
+#endif
 
-ALWAYS_INLINE void ISA(write_panel)(const packed_matrix *m, int64_t panel, const v8f acc[2],
+ALWAYS_INLINE void ISA(write_panel)(const packed_matrix *m, int64_t panel, const float *acc,
                                     float *out, int epilogue)
 {
-    v8f lo = acc[0], hi = acc[1];
+    v8f lo = ISA(load)(acc), hi = ISA(load)(acc + 8);
     if (m->bias) {
         lo = lo + ISA(load)(m->bias + panel * PANEL);
         hi = hi + ISA(load)(m->bias + panel * PANEL + 8);
@@ -117,31 +73,32 @@ ALWAYS_INLINE void ISA(write_panel)(const packed_matrix *m, int64_t panel, const
         out[c] = epilogue == EPILOGUE_ADD ? last[c] + out[c] : last[c];
 }
 
-/* One register block: `rows` rows against `panels` panels from `panel` on. */
-ALWAYS_INLINE void ISA(block)(const int rows, const int panels, const packed_matrix *m,
-                              int64_t panel, const float *x, int64_t ldx, float *out, int64_t ldo,
-                              int epilogue, int64_t ahead)
-{
-    int64_t panel_bytes = m->k * PANEL * (m->is_float32 ? 4 : 2);
-    const char *w = (const char *)m->data + panel * panel_bytes;
-    v8f acc[MAX_ROWS][8];
-    if (m->is_float32)
-        ISA(tile)(rows, panels, 1, x, ldx, w, panel_bytes, m->k, ahead, acc);
-    else
-        ISA(tile)(rows, panels, 0, x, ldx, w, panel_bytes, m->k, ahead, acc);
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int p = 0; p < panels; p++)
-            ISA(write_panel)(m, panel + p, &acc[r][2 * p], out + r * ldo, epilogue);
-}
+#ifdef FUSED_MULTIPLY_ADD
+#define TILE(TYPE, IS_F32, ROWS, PANELS)                                                           \
+    tile_##TYPE##_##ROWS##x##PANELS(x, ldx, w, panel_bytes, m->k, ahead, acc)
+#else
+#define TILE(TYPE, IS_F32, ROWS, PANELS)                                                           \
+    ISA(tile)(ROWS, PANELS, IS_F32, x, ldx, w, panel_bytes, m->k, acc)
+#endif
 
+/* One register block: ROWS rows against PANELS panels from `panel` on, fetching `ahead` bytes. */
 #define DEFINE_BLOCK(ROWS, PANELS)                                                                 \
     static __attribute__((noinline)) void ISA(block_##ROWS##x##PANELS)(                            \
         const packed_matrix *m, int64_t panel, const float *x, int64_t ldx, float *out,            \
         int64_t ldo, int epilogue, int64_t ahead)                                                  \
     {                                                                                              \
-        ISA(block)(ROWS, PANELS, m, panel, x, ldx, out, ldo, epilogue, ahead);                     \
+        int64_t panel_bytes = m->k * PANEL * (m->is_float32 ? 4 : 2);                              \
+        const char *w = (const char *)m->data + panel * panel_bytes;                               \
+        float acc[TILE_FLOATS];                                                                    \
+        (void)ahead;                                                                               \
+        if (m->is_float32)                                                                         \
+            TILE(F32, 1, ROWS, PANELS);                                                            \
+        else                                                                                       \
+            TILE(BF16, 0, ROWS, PANELS);                                                           \
+        for (int r = 0; r < ROWS; r++)                                                             \
+            for (int p = 0; p < PANELS; p++)                                                       \
+                ISA(write_panel)(m, panel + p, acc + 16 * (r * PANELS + p), out + r * ldo,         \
+                                 epilogue);                                                        \
     }
 
 DEFINE_BLOCK(1, 1)
@@ -154,6 +111,7 @@ DEFINE_BLOCK(4, 1)
 DEFINE_BLOCK(5, 1)
 DEFINE_BLOCK(6, 1)
 #undef DEFINE_BLOCK
+#undef TILE
 
 /* All panels for at most MAX_ROWS rows, several panels at a time where rows are few. */
 static void ISA(matmul_few)(const packed_matrix *m, const float *x, int64_t ldx, int64_t rows,

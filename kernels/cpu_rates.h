@@ -10,7 +10,7 @@ static __attribute__((noinline)) float ISA(multiply_adds)(int64_t repeats)
     for (int64_t r = 0; r < repeats; r++) {
 #pragma GCC unroll 12
         for (int i = 0; i < 12; i++)
-            MULTIPLY_ADD(sum[i], factor, term);
+            sum[i] = sum[i] * factor + term;
         __asm__ volatile("" ::: "memory");
     }
 #pragma GCC unroll 12
