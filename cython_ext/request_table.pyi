@@ -125,9 +125,7 @@ class RequestTable:
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Slots whose row in flight, if any, need not end the request, and their draft room."""
 
-    def bind_room(
-        self, slots: NDArray[np.int32], q_caps: NDArray[np.int32]
-    ) -> NDArray[np.int32]:
+    def bind_room(self, slots: NDArray[np.int32], q_caps: NDArray[np.int32]) -> NDArray[np.int32]:
         """Drafts that each slot's newest row of `q_caps` (int32 [n]) tokens may hold, int32 [n]."""
 
     def attach(
