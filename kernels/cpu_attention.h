@@ -233,8 +233,22 @@ static void ISA(attend_tree_tail)(const attention_args *a, int64_t kv_head, int6
     }
 }
 
+/* Fetch whole rows of keys and values: a step over many sequences waits for memory far longer
+ * than it computes, and pages end the hardware's own streams. */
+ALWAYS_INLINE void ISA(fetch_slots)(const attention_args *a, const int32_t *slots, int64_t count)
+{
+    int64_t stride = a->kv_heads * a->head_dim;
+    for (int64_t i = 0; i < count; i++) {
+        for (int64_t line = 0; line < stride; line += 16)
+            __builtin_prefetch(a->keys + slots[i] * stride + line, 0, 2);
+        for (int64_t line = 0; line < stride; line += 16)
+            __builtin_prefetch(a->values + slots[i] * stride + line, 0, 2);
+    }
+}
+
+/* `listed`: the length of the slot list, which goes on with the next rows' slots. */
 static void ISA(attend_row)(const attention_args *a, const ragged_batch *batch, int64_t row,
-                            const int32_t *slots)
+                            const int32_t *slots, int64_t listed)
 {
     int64_t group = a->heads / a->kv_heads, dim = a->head_dim;
     int64_t first = batch->cu_q[row], count = batch->cu_q[row + 1] - first;
@@ -243,39 +257,45 @@ static void ISA(attend_row)(const attention_args *a, const ragged_batch *batch, 
     int64_t shared = tree ? start / KEY_BLOCK * KEY_BLOCK : kv_len;
     for (int64_t i = 0; i < count; i++)
         a->visible[i] = start + (tree ? __builtin_popcountll(batch->tree_bits[first + i]) : i + 1);
-    for (int64_t g = 0; g < a->kv_heads; g++) {
+    for (int64_t i = 0; i < count * a->heads; i++) {
+        float *out = a->out + (first * a->heads + i) * dim;
+        a->states[i] = (softmax_state){{0}, -__builtin_inff()};
+        for (int64_t d = 0; d < dim; d += 8)
+            ISA(store)(out + d, (v8f){0});
+    }
+    /* states: by kv head, then token, then query head of the group */
+    for (int64_t begin = 0; begin < shared; begin += KEY_BLOCK) {
+        int64_t end = begin + KEY_BLOCK < shared ? begin + KEY_BLOCK : shared;
+        ISA(fetch_slots)(a, slots + end, end < listed - KEY_BLOCK ? KEY_BLOCK : listed - end);
+        for (int64_t g = 0; g < a->kv_heads; g++)
+            ISA(attend_tokens)(a, g, first, a->visible, count, a->states + g * count * group,
+                               slots + begin, begin, end);
+    }
+    for (int64_t g = 0; g < a->kv_heads; g++)
         for (int64_t i = 0; i < count; i++) {
-            float *out = a->out + ((first + i) * a->heads + g * group) * dim;
-            for (int64_t h = 0; h < group; h++)
-                a->states[i * group + h] = (softmax_state){{0}, -__builtin_inff()};
-            for (int64_t d = 0; d < group * dim; d += 8)
-                ISA(store)(out + d, (v8f){0});
-        }
-        for (int64_t begin = 0; begin < shared; begin += KEY_BLOCK) {
-            int64_t end = begin + KEY_BLOCK < shared ? begin + KEY_BLOCK : shared;
-            ISA(attend_tokens)(a, g, first, a->visible, count, a->states, slots + begin, begin,
-                               end);
-        }
-        for (int64_t i = 0; i < count; i++) {
+            softmax_state *states = a->states + (g * count + i) * group;
             if (tree)
-                ISA(attend_tree_tail)(a, g, first + i, a->states + i * group, slots, shared, start,
+                ISA(attend_tree_tail)(a, g, first + i, states, slots, shared, start,
                                       (uint64_t)batch->tree_bits[first + i]);
             for (int64_t h = 0; h < group; h++) {
                 float *out = a->out + ((first + i) * a->heads + g * group + h) * dim;
-                float inverse = 1.0f / ISA(sum8)(a->states[i * group + h].sum);
+                float inverse = 1.0f / ISA(sum8)(states[h].sum);
                 for (int64_t d = 0; d < dim; d += 8)
                     ISA(store)(out + d, ISA(load)(out + d) * inverse);
             }
         }
-    }
 }
 
 /* slots: the rows' slot lists, one after another. */
 static void ISA(attention)(const attention_args *a, const ragged_batch *batch,
                            const int32_t *slots)
 {
+    int64_t listed = 0;
+    for (int64_t row = 0; row < batch->num_rows; row++)
+        listed += batch->kv_lens[row];
     for (int64_t row = 0; row < batch->num_rows; row++) {
-        ISA(attend_row)(a, batch, row, slots);
+        ISA(attend_row)(a, batch, row, slots, listed);
         slots += batch->kv_lens[row];
+        listed -= batch->kv_lens[row];
     }
 }

@@ -62,7 +62,7 @@ typedef struct {
     int64_t heads, kv_heads, head_dim, window;
     float scale;
     float *out;
-    softmax_state *states; /* [longest row * heads / kv_heads] */
+    softmax_state *states; /* [longest row * heads] */
     int64_t *visible;      /* [longest row] */
     int32_t *gathered;     /* [64 + 64] */
 } attention_args;

@@ -372,7 +372,7 @@ def paged_attention(
     args.heads, args.kv_heads, args.head_dim = heads, kv_heads, dim
     args.window, args.scale, args.gathered = window, scale, gathered
     args.states = <softmax_state *>cpu_allocate(
-        batch.longest * (heads // kv_heads) * sizeof(softmax_state)
+        batch.longest * heads * sizeof(softmax_state)
     )
     args.visible = <int64_t *>cpu_allocate(max(batch.longest, 1) * sizeof(int64_t))
     if args.states == NULL or args.visible == NULL:
@@ -440,7 +440,7 @@ cdef class CpuDecoder:
         sizes = tokens * (self.c.hidden + wide + qkv + q_size + gated)
         self.scratch.stream = <float *>cpu_allocate(sizes * sizeof(float))
         self.scratch.states = <softmax_state *>cpu_allocate(
-            tokens * (self.c.heads // self.c.kv_heads) * sizeof(softmax_state)
+            tokens * self.c.heads * sizeof(softmax_state)
         )
         self.scratch.visible = <int64_t *>cpu_allocate(tokens * sizeof(int64_t))
         if not (self.scratch.stream and self.scratch.states and self.scratch.visible):
