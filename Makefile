@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 CONSTRAINTS := constraints/$(if $(GPU),gpu,cpu).txt
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c $(CONSTRAINTS)
+ENV := OUTRIDER_CHECK=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+PYTEST := $(BIN)/python -m pytest
 SOURCES := $(wildcard cython_ext/*.pyx cython_ext/*.pxd cython_ext/*.h kernels/*.pyx kernels/*.pxd kernels/*.h)
 COMPILED := $(basename $(notdir $(wildcard cython_ext/*.pyi)))
 COMPILED_KERNELS := $(basename $(notdir $(wildcard kernels/*.pyi)))
@@ -30,11 +32,13 @@ types: install-test
 	  $(addprefix outrider.cython_ext.,$(COMPILED)) $(addprefix outrider.kernels.,$(COMPILED_KERNELS))
 
 unit: install-test
-	OUTRIDER_CHECK=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
-	  --cov=outrider.engine_core --cov-report=term:skip-covered --cov-fail-under=95 --durations=15
+	$(ENV) $(PYTEST) -n 2 --dist loadfile -m "not serial and not gpu" --durations=25 \
+	  --cov=outrider.engine_core --cov-report=
+	$(ENV) $(PYTEST) -m "serial and not gpu" \
+	  --cov=outrider.engine_core --cov-append --cov-report=term:skip-covered --cov-fail-under=95
 
 exact: install-test
-	OUTRIDER_CHECK=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/exactness.py \
+	$(ENV) $(BIN)/python benchmarks/exactness.py \
 	  --json benchmarks/results/exact-cpu.json
 
 install: $(VENV)/.installed
@@ -51,7 +55,7 @@ $(VENV)/.installed: pyproject.toml setup.py $(CONSTRAINTS) $(SOURCES) | $(BIN)/p
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) --no-build-isolation -e ".[test,lint]"
+	$(PIP) --group test --group lint
 	touch $@
 
 clean:

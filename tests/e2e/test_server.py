@@ -11,6 +11,7 @@ from outrider import Client
 
 from ..frontend.server_process import real_server, streamed
 
+pytestmark = pytest.mark.serial
 PROMPT = "x = [1, 2, 3]\ny = [1, 2, 3]\nx = [1, 2, 3]\ny = ["
 
 

@@ -37,6 +37,7 @@ def steps_per_second(overlap: bool) -> float:
     return rate
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(("overlap", "low", "high"), [(True, 180, 201), (False, 60, 115)])
 def test_steps_per_second(overlap: bool, low: float, high: float) -> None:
     # Other work on the machine only slows a run down, so the best of a few counts.
