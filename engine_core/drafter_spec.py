@@ -75,11 +75,11 @@ def find_drafter(name: str) -> DrafterSpec | Refused:
     key = name.upper()
     plugins = _plugins(tuple(sys.path))
     found = [point for point in plugins if point.name.upper() == key]
-    if key == "NONE":
-        return _refuse("leave it out to decode without drafts")
     if key in RESERVED:
         if found:
             return _refuse(f"{_origin(found[0])} takes the reserved name {key}; uninstall it")
+        if key == "NONE":
+            return _refuse("leave it out to decode without drafts")
         return BUILT_IN.get(key) or _refuse(
             f"{key} is not built yet; choose one of {_choices(plugins)}, or leave it out", 501
         )

@@ -58,13 +58,18 @@ def decode_json(body: bytes, kind: type[T]) -> T:
         if "unknown field" not in str(error):
             raise _bad_value(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HttpError(400, f"the body is not valid JSON: {error}", param="body") from None
+        raise _not_json(error) from None
+    # The decoder stopped at an unknown field: the rest of the body may still be damaged.
     try:
         return msgspec.convert(_without_defaults(msgspec.json.decode(body)), kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _bad_value(error) from None
-    except RecursionError:
-        raise HttpError(400, "the body is nested too deeply", param="body") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_json(error) from None
+
+
+def _not_json(error: Exception) -> HttpError:
+    return HttpError(400, f"the body is not valid JSON: {error}", param="body")
 
 
 def _without_defaults(value: object) -> object:

@@ -279,6 +279,13 @@ def test_random_json_never_breaks_the_server(server: LiveServer) -> None:
     assert seen[400] >= 50
 
 
+@pytest.mark.parametrize("body", [b'{"":', b'{"unknown": 1, "b": "\xff"}', b'{"x": 1} {'])
+def test_damage_after_an_unknown_field_is_refused(server: LiveServer, body: bytes) -> None:
+    answer = server.http.post(G, content=body, headers=JSON)
+    assert answer.status_code == 400
+    check_shape(answer)
+
+
 @settings(max_examples=100)
 @given(path=st.sampled_from([C, CHAT, G]), body=st.binary(max_size=60))
 def test_random_bytes_are_refused(server: LiveServer, path: str, body: bytes) -> None:
