@@ -53,7 +53,8 @@ def main() -> int:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     peer = AutoModelForCausalLM.from_pretrained(
         MODEL, dtype=torch.float32, attn_implementation="sdpa"
-    ).eval()
+    )
+    peer.train(False)
     peer.generation_config.eos_token_id = None
     prompts = load_prompts(args.prompts)
     params = SamplingParams(temperature=0.0, max_new_tokens=args.max_new_tokens, ignore_eos=True)
