@@ -75,44 +75,40 @@ class CharacterStream:
 
 
 class StopHold:
-    """Holds text back while it may become, or already is, one of the stop strings."""
+    """Holds text back while it may become one of the stop strings.
+
+    Where a request ends is the core's decision: a whole stop string that did not end it (it lies
+    within ``min_new_tokens``) is text. So only the one that the last token completes is cut.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self._matched = False
 
     def push(self, text: str) -> str:
-        """Take text and return the part that no stop string can claim any more."""
+        """Take text that ended nothing; return the part no later match can start in."""
         if not self._stops:
             return text
-        self._held += text
-        if self._matched or not text:
-            return ""
-        cut = self._first_claim()
-        released, self._held = self._held[:cut], self._held[cut:]
-        return released
+        held = self._held + text
+        cut = len(held) - max(_tail(held, stop) for stop in self._stops)
+        self._held = held[cut:]
+        return held[:cut]
 
-    def finish(self, matched: str | None, trim: bool) -> str:
-        """Return the rest: all of it, or what lies before ``matched`` when it is trimmed."""
-        rest, self._held = self._held, ""
-        if matched is not None and trim:
-            position = rest.find(matched)
+    def finish(self, last: str, matched: str | None) -> str:
+        """Return the rest, ``last`` being the last token's text, up to what it completed."""
+        rest, closed = self._held + last, len(self._held)
+        self._held = ""
+        if matched is not None:
+            position = rest.find(matched, max(0, closed - len(matched) + 1))
             if position >= 0:
                 return rest[:position]
         return rest
 
-    def _first_claim(self) -> int:
-        """Index of the first whole stop string, else of the longest tail that may grow to one."""
-        whole = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
-        self._matched = bool(whole)
-        claims = whole + [len(self._held) - self._tail(stop) for stop in self._stops]
-        return min(claims)
 
-    def _tail(self, stop: str) -> int:
-        """Length of the longest end of the held text that is a proper prefix of ``stop``."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+def _tail(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a proper prefix of ``stop``."""
+    longest = min(len(stop) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class Detokenizer:
@@ -142,8 +138,7 @@ class Detokenizer:
         matched = finish.matched if finish.kind == "stop" else None
         if self._trim and isinstance(matched, int) and tokens and tokens[-1] == matched:
             tokens = tokens[:-1]
-        text = "".join(map(self._characters.push, tokens)) + self._characters.flush()
-        released = self._stop.push(text)
-        return released + self._stop.finish(
-            matched if isinstance(matched, str) else None, self._trim
-        )
+        *earlier, last = [self._characters.push(token) for token in tokens] or [""]
+        released = self._stop.push("".join(earlier))
+        cut = matched if self._trim and isinstance(matched, str) else None
+        return released + self._stop.finish(last + self._characters.flush(), cut)

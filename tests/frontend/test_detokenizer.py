@@ -88,13 +88,13 @@ def test_stop_strings_under_any_split(no_stop_trim: bool) -> None:
     stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=3)
 
     @COMMON
-    @given(text=alphabet, stops=stops, cuts=CUTS)
-    def check(text: str, stops: list[str], cuts: list[int]) -> None:
-        ids, matched = stopped(TOKENIZER.encode(text), stops)
-        whole = TOKENIZER.decode(ids)
-        expected = whole
-        if matched is not None and not no_stop_trim:
-            expected = whole[: whole.index(matched)]
+    @given(text=alphabet, stops=stops, cuts=CUTS, least=st.integers(0, 12))
+    def check(text: str, stops: list[str], cuts: list[int], least: int) -> None:
+        ids, matched, start = stopped(TOKENIZER.encode(text), stops, least)
+        expected = TOKENIZER.decode(ids)
+        if matched is not None:
+            reached["same stop earlier"] += expected.index(matched) < start
+            expected = expected if no_stop_trim else expected[:start]
         detokenizer = Detokenizer(TOKENIZER, [], stops=stops, no_stop_trim=no_stop_trim)
         *parts, last = [p for p in split(ids, cuts) if p] or [[]]
         got, pushed = "", 0
@@ -111,16 +111,32 @@ def test_stop_strings_under_any_split(no_stop_trim: bool) -> None:
     check()
     assert min(reached["matched"], reached["released"]) >= 40
     assert reached["held"] >= 15
+    assert reached["same stop earlier"] >= 5
 
 
-def stopped(ids: list[int], stops: list[str]) -> tuple[list[int], str | None]:
-    """End ``ids`` at the first token whose text completes a stop string, as the core does."""
-    for end in range(1, len(ids) + 1):
-        text = TOKENIZER.decode(ids[:end])
-        for stop in stops:
-            if stop in text:
-                return ids[:end], stop
-    return ids, None
+def stopped(ids: list[int], stops: list[str], least: int) -> tuple[list[int], str | None, int]:
+    """End ``ids`` as the core does: at the first token after ``least`` whose text completes a
+    stop string; also the stop that starts first, and where.
+    """
+    for end in range(least + 1, len(ids) + 1):
+        text, before = TOKENIZER.decode(ids[:end]), len(TOKENIZER.decode(ids[: end - 1]))
+        found = [
+            (at, stop)
+            for stop in stops
+            for at in range(len(text))
+            if text.startswith(stop, at) and at + len(stop) > before
+        ]
+        if found:
+            at, stop = min(found)
+            return ids[:end], stop, at
+    return ids, None, 0
+
+
+def test_a_stop_string_within_min_new_tokens_is_text_and_freezes_no_stream() -> None:
+    a, b, end = (TOKENIZER.encode(c)[0] for c in "ab;")
+    detokenizer = Detokenizer(TOKENIZER, [], stops=[";"])  # the core keeps the first ";"
+    assert [detokenizer.push([t]) for t in (a, end, b)] == ["a", ";", "b"]
+    assert detokenizer.push([b, end], FinishReason("stop", ";")) == "b"
 
 
 def test_prefix_of_a_stop_string_is_held_and_then_released() -> None:
