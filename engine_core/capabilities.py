@@ -4,7 +4,7 @@ The one table behind request validation, ``/v1/capabilities`` and ``docs/capabil
 refused field is answered with 400, as OpenAI's clients expect of a parameter they may not send.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -45,8 +45,23 @@ def refuse_field(field: str) -> Refused:
     if row is None:
         return Refused(field, "unknown field; remove it or check its spelling")
     if row.none == "exact":
-        return Refused(field, "is supported, but not here; see the documentation of this request")
+        return Refused(field, "is supported, but not here; leave it out of this request")
     return Refused(field, f"{row.feature} is not supported: {row.note}")
+
+
+def misplaced_field(field: str, places: Sequence[tuple[str, Collection[str]]]) -> str | None:
+    """Why a supported field is not taken, and what does it instead; None for other fields.
+
+    ``places``: prefixes and the fields that a request of this kind has there, best place first.
+    """
+    if not is_supported(field):
+        return None
+    for prefix, taken in places:
+        names = [name for name in _BY_FIELD[field].fields if name in taken]
+        if names:
+            use = [field] if field in names else names
+            return f"is not taken here; use {' or '.join(prefix + name for name in use)} instead"
+    return "is supported, but not by this endpoint; leave it out"
 
 
 def refuse_unsupported(fields: Mapping[str, object]) -> Refused | None:

@@ -7,9 +7,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine_core.capabilities import refuse_field, without_neutral
+from ...engine_core.capabilities import misplaced_field, refuse_field, without_neutral
 from ...engine_core.refusal import Refused, RefusedError
 from .errors import HttpError
+from .sampling import NativeSampling
 
 T = TypeVar("T")
 
@@ -56,14 +57,14 @@ def decode_json(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         if "unknown field" not in str(error):
-            raise _bad_value(error) from None
+            raise _bad_value(error, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None
     # The decoder stopped at an unknown field: the rest of the body may still be damaged.
     try:
         return msgspec.convert(_without_defaults(msgspec.json.decode(body)), kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _bad_value(error) from None
+        raise _bad_value(error, kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_json(error) from None
 
@@ -93,14 +94,14 @@ def _without_nulls(fields: dict[str, object]) -> dict[str, object]:
     }
 
 
-def _bad_value(error: msgspec.ValidationError) -> HttpError | RefusedError:
+def _bad_value(error: msgspec.ValidationError, kind: type) -> HttpError | RefusedError:
     """What a validation error says, naming the field."""
     text = str(error)
     found = _PATH.search(text)
     path = found["path"] if found else ""
     message = _PATH.sub("", text)
     if (unknown := _UNKNOWN.match(message)) is not None:
-        return _unknown_field(path, unknown["name"])
+        return _unknown_field(path, unknown["name"], kind)
     if (missing := _MISSING.match(message)) is not None:
         name = f"{path}.{missing['name']}".lstrip(".")
         return HttpError(400, f"{name}: is required", param=name)
@@ -108,9 +109,19 @@ def _bad_value(error: msgspec.ValidationError) -> HttpError | RefusedError:
     return HttpError(400, f"{name}: {message}", param=name)
 
 
-def _unknown_field(path: str, name: str) -> RefusedError:
+def _unknown_field(path: str, name: str, kind: type) -> RefusedError:
     refused = refuse_field(name)
-    return RefusedError(Refused(f"{path}.{name}".lstrip("."), refused.reason, refused.status))
+    reason = misplaced_field(name, _places(path, kind)) or refused.reason
+    return RefusedError(Refused(f"{path}.{name}".lstrip("."), reason, refused.status))
+
+
+def _places(path: str, kind: type) -> list[tuple[str, tuple[str, ...]]]:
+    """Where a request of this kind takes fields: the object at ``path`` first."""
+    own: tuple[str, ...] = getattr(kind, "__struct_fields__", ())
+    places = [("", own)]
+    if "sampling_params" in own:
+        places.append(("sampling_params.", NativeSampling.__struct_fields__))
+    return places[::-1] if path.startswith("sampling_params") else places
 
 
 def json_response(value: object, status: int = 200) -> Response:

@@ -98,6 +98,12 @@ def _items(body: NativeRequest) -> list[GenerateItem]:
         raise HttpError(
             400, "top_logprobs_num: needs return_logprob true", param="top_logprobs_num"
         )
+    if body.return_text_in_logprobs and not any(wanted):
+        raise HttpError(
+            400,
+            "return_text_in_logprobs: needs return_logprob true",
+            param="return_text_in_logprobs",
+        )
     samplings = _spread("sampling_params", body.sampling_params, NativeSampling(), count)
     params = [
         native_params(sampling, top if want else None)

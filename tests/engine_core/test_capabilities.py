@@ -9,6 +9,7 @@ from outrider.engine_core.capabilities import (
     capability_table,
     is_neutral,
     is_supported,
+    misplaced_field,
     refuse_field,
     refuse_unsupported,
     to_json,
@@ -144,4 +145,14 @@ def test_unknown_fields_are_refused_even_when_empty(value: object) -> None:
 
 def test_a_supported_field_in_the_wrong_place_is_not_called_unknown() -> None:
     assert "not here" in refuse_field("messages").reason
+    places = (("", ("text", "input_ids")), ("sampling_params.", ("min_new_tokens", "top_k")))
+    for field, remedy in (
+        ("messages", "use text or input_ids instead"),
+        ("min_tokens", "use sampling_params.min_new_tokens instead"),
+        ("top_k", "use sampling_params.top_k instead"),
+        ("top_logprobs", "not by this endpoint; leave it out"),
+    ):
+        assert remedy in str(misplaced_field(field, places))
+    assert misplaced_field("no_such_field", places) is None
+    assert misplaced_field("best_of", places) is None
     assert refuse_unsupported({"messages": [], "stop": None, "seed": 3}) is None

@@ -98,6 +98,26 @@ def test_generate_logprobs(server: LiveServer) -> None:
         (-0.5, " b"),
     ]
     assert [len(top) for top in meta["output_top_logprobs"]] == [2, 2]
+    refused = post(server, "/generate", body | {"return_logprob": False, "top_logprobs_num": 0})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "return_text_in_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/generate", {"text": "a", "min_tokens": 1}, "use sampling_params.min_new_tokens"),
+        ("/generate", {"text": "a", "sampling_params": {"logprobs": 1}}, "use return_logprob"),
+        ("/v1/completions", {"prompt": "a", "max_new_tokens": 1}, "use max_tokens instead"),
+        ("/v1/completions", {"prompt": "a", "top_logprobs": 1}, "not by this endpoint"),
+    ],
+)
+def test_misplaced_fields_name_the_one_to_use(
+    server: LiveServer, path: str, body: dict[str, object], message: str
+) -> None:
+    refused = post(server, path, body)
+    assert refused.status_code == 400
+    assert message in refused.json()["error"]["message"]
 
 
 def test_stop_token_is_trimmed_but_reported(server: LiveServer) -> None:
