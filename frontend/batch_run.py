@@ -18,7 +18,7 @@ from .engine_handle import EngineHandle
 from .errors import EngineDead
 from .expand import GenerateItem
 from .http import ServerState, create_app
-from .results import Collector, Completion
+from .results import Collector, Completion, plain_logprobs
 from .sampling_defaults import load_sampling_defaults
 
 
@@ -227,5 +227,5 @@ def _fields(output: Completion) -> dict[str, object]:
         "meta_info": output.meta_info,
     }
     if output.logprobs:
-        fields["logprobs"] = [{"token": one.token, "logprob": one.value} for one in output.logprobs]
+        fields["logprobs"] = plain_logprobs(output.logprobs)
     return fields

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..engine_core.ids import i32
+from ..engine_core.ids import f32, i32
 from ..engine_core.messages import FinishReason
 from ..engine_core.plan import TokenLogprobs
 from .meta_info import MetaInfo
@@ -86,7 +86,7 @@ class GenerationResult(msgspec.Struct, frozen=True):
 
     def summary(self) -> dict[str, object]:
         """The object that ``outrider generate --json`` prints."""
-        return {
+        fields: dict[str, object] = {
             "text": self.text,
             "output_ids": self.output_ids,
             "prompt_tokens": self.prompt_tokens,
@@ -94,6 +94,9 @@ class GenerationResult(msgspec.Struct, frozen=True):
             "finish_reason": self.finish_reason,
             "meta_info": self.meta_info,
         }
+        if self.outputs[0].logprobs:
+            fields["logprobs"] = plain_logprobs(self.outputs[0].logprobs)
+        return fields
 
 
 class Collector:
@@ -134,6 +137,23 @@ class Collector:
             meta_info=self.meta.to_dict() if self.meta is not None else {},
             logprobs=tuple(self.logprobs),
         )
+
+
+def plain_logprobs(entries: Sequence[TokenLogprobs]) -> list[dict[str, object]]:
+    """Log-probabilities for JSON, one object a token; ``top_logprobs``: the best, best first."""
+    return [
+        {
+            "token": entry.token,
+            "logprob": entry.value,
+            "top_logprobs": [
+                {"token": token, "logprob": value}
+                for token, value in zip(
+                    i32(entry.top_ids).tolist(), f32(entry.top_values).tolist(), strict=True
+                )
+            ],
+        }
+        for entry in entries
+    ]
 
 
 def token_tuple(buffer: bytes) -> tuple[int, ...]:

@@ -30,7 +30,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
             continue
         name = "--" + field.name.replace("_", "-")
         hint = hints[field.name]
-        if hint is bool:
+        if hint is bool and field.name.startswith("no_"):
+            group.add_argument(name, action="store_true", default=argparse.SUPPRESS)
+        elif hint is bool:
             group.add_argument(
                 name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS
             )
@@ -77,9 +79,12 @@ def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
 def params_from(values: Mapping[str, object], base: SamplingParams | None = None) -> SamplingParams:
     """Sampling parameters from loose values over ``base``; None means the default.
 
-    ``stop`` may be one string. Raises RefusedError naming an unknown or wrong field.
+    ``stop`` may be one string, in ``base`` too. Raises RefusedError naming an unknown or wrong
+    field.
     """
     merged = msgspec.structs.asdict(base) if base is not None else {}
+    if isinstance(stop := merged.get("stop"), str):  # as OpenAI's clients write it
+        merged["stop"] = (stop,)
     renamed: set[str] = set()
     for key, value in values.items():
         name = OTHER_NAMES.get(key, key)

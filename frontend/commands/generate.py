@@ -27,6 +27,8 @@ def main(args: list[str]) -> int:
     namespace = parser.parse_args(args)
     config = resolve_engine(namespace)
     params = params_from_flags(namespace)
+    if params.logprobs is not None and not namespace.json:
+        raise UsageError("--logprobs: is printed by --json only; add --json or leave it out")
     prompt = _prompt(namespace)
     print(print_config(config), file=sys.stderr)
 

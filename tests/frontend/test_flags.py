@@ -238,6 +238,9 @@ def test_sampling_flags() -> None:
         top_k=4,
     )
     assert sampling() == SamplingParams()
+    assert sampling("--no-stop-trim").no_stop_trim
+    with pytest.raises(SystemExit):
+        sampling("--no-no-stop-trim")
     for wrong in ("{", '{"a": 1}', "[1]"):
         with pytest.raises(RefusedError, match="logit_bias"):
             sampling("--logit-bias", wrong)
@@ -247,6 +250,9 @@ def test_loose_sampling_values() -> None:
     base = SamplingParams(temperature=0.0)
     found = params_from({"stop": "x", "max_tokens": 5, "top_p": None}, base)
     assert found == SamplingParams(temperature=0.0, stop=("x",), max_new_tokens=5)
+    one = SamplingParams(stop="self")  # type: ignore[arg-type]
+    assert params_from({}, one).stop == ("self",)
+    assert params_from({"stop": "x"}, one).stop == ("x",)
     assert params_from({"logit_bias": {"5": 1}}).logit_bias == {5: 1.0}
     assert params_from({"best_of": 1, "json_schema": None}) == SamplingParams()
     for values, field in (

@@ -9,13 +9,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.engine_core.plan import TokenLogprobs
 from outrider.engine_core.refusal import RefusedError
-from outrider.frontend import launch
+from outrider.frontend import batch_run, launch
 from outrider.frontend.errors import EngineClosed, EngineDead, LaunchError
 from outrider.frontend.flags import UsageError
+from outrider.frontend.results import Completion, GenerationResult
 
 from .fake_cli import fake_command
 from .fake_core_process import expected_tokens
@@ -61,6 +65,24 @@ def test_parameters_of_every_form(llm: LLM) -> None:
     )
     assert [len(o.token_ids) for o in several.outputs] == [2, 2, 2]
     assert [len(o.token_ids) for o in one.outputs] == [1]
+
+
+def test_one_stop_string(llm: LLM) -> None:
+    one = SamplingParams(stop="never", max_new_tokens=2)  # type: ignore[arg-type]
+    [result] = llm.generate(PROMPTS[0], one)
+    assert result.completion_tokens == 2
+
+
+def test_logprobs_are_in_the_json_forms() -> None:
+    ids, values = np.array([7, 8], np.int32).tobytes(), np.array([-0.5, -2], np.float32).tobytes()
+    entry = TokenLogprobs(token=7, value=-0.5, top_ids=ids, top_values=values)
+    done = Completion(0, "a", (7,), "length", None, {}, (entry,))
+    best = [{"token": 7, "logprob": -0.5}, {"token": 8, "logprob": -2.0}]
+    expected = [{"token": 7, "logprob": -0.5, "top_logprobs": best}]
+    assert GenerationResult("p", 1, (done,)).summary()["logprobs"] == expected
+    assert batch_run._fields(done)["logprobs"] == expected
+    bare = msgspec.structs.replace(done, logprobs=())
+    assert "logprobs" not in GenerationResult("p", 1, (bare,)).summary()
 
 
 def test_streaming_and_leaving_early(llm: LLM) -> None:
