@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from .refusal import Refused, RefusedError
+
 EMBEDDED = {"pycoder": "pycoder-11m"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
 # Code and other weight formats are never fetched: nothing here would read them.
@@ -18,14 +20,15 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
 
     ``pycoder`` is the model that ships with the package; a path with a config.json is taken as it
     is; otherwise ``name`` is a Hugging Face id, taken from the local cache or downloaded.
-    ``revision`` (branch, tag or commit) applies to Hugging Face ids only. Raises ModelNotFound.
+    ``revision`` (branch, tag or commit) applies to Hugging Face ids only. Raises ModelNotFound;
+    RefusedError for a revision of anything else.
     """
     embedded = EMBEDDED.get(name)
     folder = Path(name).expanduser()
     if revision is not None and (embedded is not None or folder.is_dir()):
-        raise ModelNotFound(
-            f"revision: {name!r} is a folder on this machine, which has no revisions; "
-            "leave revision out"
+        what = "the embedded model" if embedded is not None else "the folder"
+        raise RefusedError(
+            Refused("revision", f"{what} {name!r} has no revisions; leave revision out")
         )
     if embedded is not None:
         return _embedded_folder(name, embedded)

@@ -12,7 +12,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP and ZeroMQ",
     "generate": "generate one completion",
     "run": "run a JSONL file of prompts, resumably",
-    "bench": "measure speed, offline or against a server, with the no-speculation baseline",
+    "bench": "measure speed (bench offline, bench serve) beside the no-speculation baseline",
     "replay": "re-run a recorded trace of step plans and check every commit",
     "capabilities": "show which features work together, and what is refused",
 }
@@ -64,10 +64,10 @@ def _status(error: Exception) -> int | None:
     """The exit status of a user's error; None for a bug, which keeps its traceback."""
     from ..engine_core.model_path import ModelNotFound
     from ..engine_core.refusal import RefusedError
-    from .errors import OutriderError
+    from .errors import LaunchRefused, OutriderError
     from .flags import UsageError
 
-    if isinstance(error, UsageError | RefusedError):
+    if isinstance(error, UsageError | RefusedError | LaunchRefused):
         return 2
     if isinstance(error, OutriderError | ModelNotFound | OSError):
         return 1

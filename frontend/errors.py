@@ -13,6 +13,10 @@ class LaunchError(OutriderError):
     """The engine core process could not be started."""
 
 
+class LaunchRefused(LaunchError):
+    """The engine core process read the model and refused a flag's value."""
+
+
 class EngineDead(OutriderError):
     """The engine core ended while it was needed."""
 

@@ -25,7 +25,7 @@ from ..engine_core.messages import CoreInfo
 from ..engine_core.refusal import RefusedError
 from ..engine_core.replay import ReplayReport, replay_worker
 from ..engine_core.trace import TraceReader
-from .errors import LaunchError
+from .errors import LaunchError, LaunchRefused
 from .private_dir import make_private_dir
 
 START_TIMEOUT_S = 600.0
@@ -181,7 +181,9 @@ def _await_ready(
     status_line = box[0]
     if status_line.status == "error":
         prefix = f"{status_line.field}: " if status_line.field else ""
-        raise LaunchError(prefix + status_line.message)
+        # What the field "model" names may be a broken file just as well as a wrong name.
+        flag = status_line.field != "model" and status_line.field in EngineConfig.__struct_fields__
+        raise (LaunchRefused if flag else LaunchError)(prefix + status_line.message)
     return status_line.info
 
 

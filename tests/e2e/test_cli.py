@@ -134,7 +134,7 @@ def test_bench_offline_writes_both_sides(tmp_path: Path) -> None:
         (["generate", "--model", "pycoder", "--prompt", "x", "--nope"], 2, "unrecognized"),
         (["generate", "--prompt", "x"], 2, "--model is required"),
         (["generate", *FAST, "--prompt", "x", "--temperature", "-1"], 2, "temperature"),
-        (["generate", *FAST, "--prompt", "x", "--context-length", "99999"], 1, "context_length"),
+        (["generate", *FAST, "--prompt", "x", "--context-length", "99999"], 2, "context_length"),
         (["generate", *FAST, "--prompt", "", "--max-new-tokens", "1"], 2, "prompt: is empty"),
         (["bench"], 2, "required: what"),
         (["bench", "offline", *FAST, "--prompts", "/none"], 2, "cannot read"),

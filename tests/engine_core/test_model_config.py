@@ -7,6 +7,7 @@ import pytest
 
 from outrider.engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
 from outrider.engine_core.model_path import ModelNotFound, resolve_model
+from outrider.engine_core.refusal import RefusedError
 from outrider.engine_core.rope_config import RopeConfig
 
 BASE: dict[str, object] = {
@@ -203,8 +204,10 @@ def test_resolve_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelNotFound, match=r"has no config\.json"):
         resolve_model(str(tmp_path / "empty"))
-    with pytest.raises(ModelNotFound, match="revision"):
+    with pytest.raises(RefusedError, match="revision: the embedded model 'pycoder' has no"):
         resolve_model("pycoder", "main")
+    with pytest.raises(RefusedError, match="revision: the folder"):
+        resolve_model(str(tmp_path), "main")
 
 
 def test_what_was_looked_for_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_core_whose_server_is_killed_ends_too() -> None:
         ),
         (
             ["--model", "pycoder", "--port", "0", "--dtype", "float32", "--random-seed", "13"],
-            1,
+            2,
             "random_seed: 13 is unlucky",
         ),
     ],
