@@ -7,11 +7,16 @@ of fast rows gather in the table and are moved here before anyone reads or adds 
 import numpy as np
 
 from ..cython_ext.request_table import RequestTable
-from .controller import REASONS
+from .commit import Progress
+from .controller import NO_PROPOSAL, NO_ROOM, REASONS
+from .ids import U8
 from .request import Request
 
 NO_PAGES = len(REASONS)
 OFF_REASONS = (*REASONS, "no KV pages for drafts")
+
+# Nearly every request has such a step, its first or its last one.
+WEAK_REASONS = (NO_ROOM, NO_PROPOSAL)
 
 
 def attach(table: RequestTable, slot: int, request: Request) -> None:
@@ -19,6 +24,18 @@ def attach(table: RequestTable, slot: int, request: Request) -> None:
     if request.progress.fast:
         stops = np.array(request.stop_ids, dtype=np.int32)
         table.attach(slot, request.rid, request.progress, stops, request.stream)
+
+
+def note_reason(progress: Progress, code: int) -> None:
+    """Keep the latest reason; one of ``WEAK_REASONS`` only where there is no other."""
+    if code and (code not in WEAK_REASONS or progress.spec_off_reason is None):
+        progress.spec_off_reason = OFF_REASONS[code]
+
+
+def has_weak(reasons: U8) -> bool:
+    """Whether a row has one of ``WEAK_REASONS``, which the table, as it keeps the latest, skips."""
+    codes = reasons.tobytes()
+    return any(code in codes for code in WEAK_REASONS)
 
 
 def move_counts(table: RequestTable, slot: int, request: Request) -> None:

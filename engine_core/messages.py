@@ -30,7 +30,9 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     ``verify_ct``: steps that verified at least one draft; ``verify_tokens``: tokens those steps
     emitted, cut at a stop or the cap; ``correct_drafts`` / ``proposed_drafts`` belong to the same
     steps; ``plain_ct``: decode steps with draft length 0. ``histogram[j]``: steps with j correct
-    drafts. ``spec_off_reason`` says why drafts were left out in the latest such step.
+    drafts. ``spec_off_reason`` says why drafts were left out in the latest such step; "no
+    room" before the length cap and "no proposal yet", which the last and the first step of most
+    requests have, stand there only if no step had another reason.
     """
 
     prompt_tokens: int

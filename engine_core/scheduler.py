@@ -7,12 +7,14 @@ step is in flight when a step is planned; of its verify rows only bounds are kno
 from collections import deque
 from typing import NamedTuple, final
 
+import numpy as np
+
 from .admission import Admission
 from .commit import LENGTH, Progress, commit_row, kept_drafts
 from .config import CoreConfig
 from .counters import Counters
-from .fast_rows import OFF_REASONS, move_counts
-from .ids import I32, RequestId, RowKind, i32
+from .fast_rows import WEAK_REASONS, has_weak, move_counts, note_reason
+from .ids import I32, U8, RequestId, RowKind, i32
 from .intake import derive_seed, refuse_request, request_cap
 from .messages import FinishReason, GenerateRequest, RequestOutput
 from .outputs import finish_output, progress_output
@@ -215,7 +217,7 @@ class Scheduler:
             result.tokens,
             result.proposed,
             result.depths,
-            flight.reasons,
+            self._strong_reasons(flight),
             self.counters.accepted_per_pos,
             self.counters.drafted_per_pos,
         )
@@ -232,6 +234,17 @@ class Scheduler:
         kept = counts > 0
         tokens = kept_tokens(rows, counts)
         return Committed(slots[kept], counts[kept], tokens, plan, fast.slow_rows, touched)
+
+    def _strong_reasons(self, flight: Flight) -> U8:
+        """The rows' reasons for the table, after noting the weak ones, which it leaves out."""
+        if not has_weak(flight.reasons):
+            return flight.reasons
+        weak = np.isin(flight.reasons, WEAK_REASONS)
+        for row in np.flatnonzero(weak).tolist():
+            owner = self.batch.by_slot[flight.slots[row]]
+            if owner is not None:
+                note_reason(owner.request.progress, int(flight.reasons[row]))
+        return np.where(weak, np.uint8(0), flight.reasons)
 
     def _apply_slow(self, flight: Flight, rows: SlowRows, row: int, touched: list[Request]) -> int:
         """Commit one row in full; return how many tokens its request kept."""
@@ -297,8 +310,7 @@ class Scheduler:
         proposed = int(rows.proposed[row])
         if proposed == 0:
             self.counters.plain_rows += 1
-            if flight.reasons[row]:
-                owner.request.progress.spec_off_reason = OFF_REASONS[flight.reasons[row]]
+            note_reason(owner.request.progress, int(flight.reasons[row]))
             return
         correct = kept_drafts(kept, run)
         self.counters.count_verify(proposed, int(rows.depths[row]), correct, kept)

@@ -2,18 +2,24 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from outrider.engine_core.admission import FLOOR_RATIO, INITIAL_RATIO, NewTokenRatio
 from outrider.engine_core.checks import check_all
-from outrider.engine_core.controller import LengthController
+from outrider.engine_core.commit import Progress
+from outrider.engine_core.controller import NO_MATCH, NO_ROOM, OFF_BY_REQUEST, LengthController
 from outrider.engine_core.core import EngineCore
+from outrider.engine_core.fast_rows import note_reason
 from outrider.engine_core.host_drafter import HostProposal
 from outrider.engine_core.ids import I32, RequestId, RowKind, i32
 from outrider.engine_core.intake import derive_seed
 from outrider.engine_core.messages import GenerateRequest
-from outrider.engine_core.plan import StepPlan
+from outrider.engine_core.plan import StepPlan, StepResult
 from outrider.engine_core.request import Draining
+from outrider.engine_core.sampling_params import SamplingParams
+from outrider.engine_core.scheduler import Committed
+from outrider.engine_core.step_builder import Flight
 from outrider.engine_core.step_times import StepTimes
 
 from .core_fixtures import Got, assert_all_pages_back, expected, make_core, request, run_all, take
@@ -232,6 +238,46 @@ def test_drafts_give_way_before_requests_do() -> None:
     assert core.scheduler.counters.shrunk_steps > 0
     assert stats.spec_off_reason == "no KV pages for drafts"
     assert len(got.tokens) == 20
+
+
+def test_the_last_step_before_the_cap_does_not_hide_why_drafts_were_off() -> None:
+    core = make_core(FakeWorker(num_pages=256), **NGRAM)
+    drafter = core._drafts._drafter  # type: ignore[union-attr]
+    propose = drafter.propose
+
+    def nothing(slots: I32, caps: I32) -> HostProposal:
+        return propose(slots, np.zeros_like(caps))
+
+    drafter.propose = nothing  # type: ignore[method-assign]
+    noted: list[int] = []
+    commit = core.scheduler._apply_rows
+
+    def noting(flight: Flight, result: StepResult) -> Committed:
+        noted.extend(flight.reasons.tolist())
+        return commit(flight, result)
+
+    core.scheduler._apply_rows = noting  # type: ignore[method-assign]
+    submit(core, request("short", [1, 2, 3], 2, ignore_eos=True))
+    submit(core, request("long", range(1, 11), 30, ignore_eos=True))
+    texts = {rid: one.last.stats for rid, one in run_all(core).items() if one.last}
+    assert noted.count(NO_ROOM) == 2
+    assert noted[-1] == NO_ROOM
+    assert noted.count(NO_MATCH) > 20
+    assert texts["short"] is not None
+    assert texts["long"] is not None
+    assert texts["short"].spec_off_reason == "no room for drafts before the length cap"
+    assert texts["long"].spec_off_reason == "no match"
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_weak_reason_never_hides_another(early: bool) -> None:
+    progress = Progress(SamplingParams(), 1, 10, frozenset(), None)
+    for code in (NO_ROOM, NO_MATCH) if early else (NO_MATCH, NO_ROOM):
+        note_reason(progress, code)
+    note_reason(progress, 0)
+    assert progress.spec_off_reason == "no match"
+    note_reason(progress, OFF_BY_REQUEST)
+    assert progress.spec_off_reason == "request switched it off"
 
 
 def test_the_new_token_ratio_falls_and_jumps() -> None:
