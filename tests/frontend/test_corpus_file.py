@@ -1,5 +1,6 @@
 """Corpus files: JSON strings line by line, every refusal with its line."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,17 @@ def test_separators_count(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusFileError, match=r"nowhere\.jsonl: cannot be read"):
         read_corpus(tmp_path / "nowhere.jsonl", encode, 2)
+
+
+def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(CorpusFileError, match=r"cannot be read: (not a regular|Is a dir)"):
+            read_corpus(path, encode, 2)
+
+
+def test_a_file_far_above_the_bound_is_not_read_to_its_end(tmp_path: Path) -> None:
+    assert read_corpus(write(tmp_path, b'"a"' + b" " * 61), encode, 1) == [[97]]
+    with pytest.raises(CorpusFileError, match="exceeds 64 bytes; shorten it or raise"):
+        read_corpus(write(tmp_path, b'"a"' + b" " * 62), encode, 1)
