@@ -112,6 +112,22 @@ class CorpusStore:
         """Drop a corpus; False if there is none of this name."""
         return self._corpora.pop(name, None) is not None
 
+    def crowding(self, name: str) -> str:
+        """Which corpora propose nothing where ``name`` is in use, "" while all have a node."""
+        corpus = self._corpora[name]
+        owners = {each.tenant for each in self._corpora.values()} if corpus.tenant is None else ()
+        groups = [
+            [each.name for each in self._corpora.values() if each.tenant in (None, tenant)]
+            for tenant in (corpus.tenant, *owners)
+        ]
+        most = max(groups, key=len)
+        if len(most) <= self.budget:
+            return ""
+        return (
+            f"{len(most)} corpora share {self.budget} draft nodes: only the first {self.budget} "
+            "by name propose; remove some or raise --speculative-ngram-external-sam-budget"
+        )
+
     def counts(self) -> dict[str, int]:
         """Tokens of every corpus by name, separators included."""
         return {name: corpus.automaton.tokens for name, corpus in self._corpora.items()}
@@ -119,8 +135,8 @@ class CorpusStore:
     def split(self, tenants: Sequence[str], caps: NDArray[np.int32]) -> Shares:
         """Split the caps [R] of rows that belong to `tenants` (cache salts) over the sources.
 
-        The corpora that a row may use share min(budget, cap) equally, rounded down; the trie gets
-        the rest. With more corpora than budget the trie gets all.
+        The corpora that a row may use share min(budget, cap) equally; what is left over goes to
+        the first ones by name, one node each. The trie gets the rest of the cap.
         """
         masks = [
             (corpus, np.array([corpus.tenant in (None, tenant) for tenant in tenants], np.int32))
@@ -129,6 +145,13 @@ class CorpusStore:
         visible = np.zeros(len(caps), np.int32)
         for _, mask in masks:
             visible += mask
-        each = np.minimum(self.budget, caps) // np.maximum(visible, 1)
-        trie = (caps - each * visible).astype(np.int32, copy=False)
-        return Shares(trie, [(corpus, (each * mask).astype(np.int32)) for corpus, mask in masks])
+        each, left = np.divmod(np.minimum(self.budget, caps), np.maximum(visible, 1))
+        trie = np.array(caps, np.int32)
+        seen = np.zeros(len(caps), np.int32)
+        shares: list[tuple[Corpus, NDArray[np.int32]]] = []
+        for corpus, mask in masks:
+            share = (mask * (each + (seen < left))).astype(np.int32)
+            seen += mask
+            trie -= share
+            shares.append((corpus, share))
+        return Shares(trie, shares)

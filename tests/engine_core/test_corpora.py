@@ -85,17 +85,30 @@ def test_the_split_follows_the_rule(
     shares = store.split([tenant for tenant, _ in rows], caps)
     for row, (tenant, cap) in enumerate(rows):
         visible = sum(owner in (None, tenant) for owner in owners)
-        each = min(budget, cap) // visible if visible else 0
-        assert shares.trie[row] == cap - each * visible
+        nodes = [0] * visible  # dealt one by one
+        for node in range(min(budget, cap) if visible else 0):
+            nodes[node % visible] += 1
+        assert shares.trie[row] == cap - sum(nodes)
         for (corpus, share), owner in zip(shares.corpora, owners, strict=True):
             assert corpus.tenant == owner
-            assert share[row] == (each if owner in (None, tenant) else 0)
+            assert share[row] == (nodes.pop(0) if owner in (None, tenant) else 0)
 
 
-def test_three_corpora_on_a_budget_of_two_leave_all_to_the_trie() -> None:
+def test_of_three_corpora_on_a_budget_of_two_the_first_two_propose() -> None:
     store = CorpusStore(max_tokens=100, budget=2)
     for name in "abc":
         store.install(name, build_corpus(docs([1])))
     shares = store.split([""], np.array([11], np.int32))
-    assert shares.trie.tolist() == [11]
-    assert all(share.tolist() == [0] for _, share in shares.corpora)
+    assert shares.trie.tolist() == [9]
+    assert [share.tolist() for _, share in shares.corpora] == [[1], [1], [0]]
+
+
+def test_a_corpus_beyond_the_budget_is_told_of() -> None:
+    store = CorpusStore(max_tokens=100, budget=2)
+    for name, tenant in (("a", None), ("b", "acme"), ("c", "other")):
+        store.install(name, build_corpus(docs([1])), tenant)
+        assert store.crowding(name) == ""
+    store.install("d", build_corpus(docs([1])), "acme")
+    assert store.crowding("d").startswith("3 corpora share 2 draft nodes: only the first 2 by name")
+    assert store.crowding("a") == store.crowding("d")
+    assert store.crowding("c") == ""
