@@ -1,4 +1,4 @@
-"""Oracle O1 (ARCHITECTURE section 5): speculation must not change a single greedy token.
+"""Speculation must not change a single greedy token (docs/architecture.md, "Exactness").
 
 Every configuration of a pairwise covering array is run with speculation off and with NGRAM, and
 compared with one reference: speculation off, one request at a time. A difference counts as a tie
@@ -107,7 +107,7 @@ def config_of(row: dict[str, int], algorithm: str | None) -> EngineConfig:
         max_total_tokens=65536,
         num_threads=1,
         speculative_algorithm=algorithm,
-        speculative_length_policy="fixed",
+        speculative_length_policy="auto" if algorithm is None else "fixed",
     )
 
 

@@ -11,6 +11,7 @@ from .worker import WorkerInfo
 
 Doc = msgspec.Meta
 MAX_RUNNING_REQUESTS = 65_536
+PREEMPTION_THRESHOLD = 10
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
     priority_preemption_threshold: Annotated[
         int, Doc(description="difference of priority above which a running request is retracted")
-    ] = 10
+    ] = PREEMPTION_THRESHOLD
     disable_overlap_schedule: Annotated[
         bool, Doc(description="plan a step only after the previous one's result")
     ] = False
@@ -96,7 +97,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, Doc(description="JSONL file of strings, loaded at start")
     ] = None
     speculative_ngram_external_sam_budget: Annotated[
-        int, Doc(description="draft nodes reserved for external corpora")
+        int,
+        Doc(
+            description="draft nodes reserved for external corpora, shared equally; of more "
+            "corpora than nodes the first by name get one each"
+        ),
     ] = 0
     speculative_ngram_external_corpus_max_tokens: Annotated[
         int, Doc(description="tokens of all external corpora together")
@@ -113,6 +118,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             self,
             speculative_algorithm=None,
             speculative_num_draft_tokens=None,
+            speculative_length_policy="auto",
             **{field.name: field.default for field in _ngram_fields()},
         )
 
@@ -200,6 +206,14 @@ def refuse_config(config: EngineConfig) -> Refused | None:
     for field, ok, reason in checks:
         if not ok:
             return Refused(field, f"{reason}, got {getattr(config, field)}")
+    if (
+        config.priority_preemption_threshold != PREEMPTION_THRESHOLD
+        and not config.enable_priority_scheduling
+    ):
+        return Refused(
+            "priority_preemption_threshold",
+            "needs --enable-priority-scheduling; set it or leave this out",
+        )
     return _refuse_speculation(config)
 
 
@@ -208,6 +222,11 @@ def _refuse_speculation(config: EngineConfig) -> Refused | None:
         if config.speculative_num_draft_tokens is not None:
             return Refused(
                 "speculative_num_draft_tokens",
+                "needs --speculative-algorithm; name one or leave this out",
+            )
+        if config.speculative_length_policy != "auto":
+            return Refused(
+                "speculative_length_policy",
                 "needs --speculative-algorithm; name one or leave this out",
             )
         return _refuse_ngram_flags(config)
@@ -316,7 +335,6 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
 _VLLM_KEYS = {
     "method": "speculative_algorithm",
     "num_speculative_tokens": "speculative_num_draft_tokens",
-    "prompt_lookup_max": "speculative_ngram_max_trie_depth",
 }
 
 
@@ -331,6 +349,14 @@ def apply_speculative_config(text: str) -> dict[str, str | int] | Refused:
         return Refused("speculative_config", f"must be a JSON object: {error}")
     out: dict[str, str | int] = {}
     for key, value in raw.items():
+        if key == "prompt_lookup_max":
+            return Refused(
+                "speculative_config",
+                "prompt_lookup_max bounds the matched n-gram alone, for which there is no setting "
+                "here; leave it out, or bound the match and what follows it together with "
+                "--speculative-ngram-max-trie-depth",
+                501,
+            )
         if key not in _VLLM_KEYS:
             return Refused(
                 "speculative_config",
@@ -344,7 +370,7 @@ def apply_speculative_config(text: str) -> dict[str, str | int] | Refused:
         else:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 return Refused("speculative_config", f"{key} must be a whole number of 1 or more")
-            out[_VLLM_KEYS[key]] = value + 1 if key == "num_speculative_tokens" else value
+            out[_VLLM_KEYS[key]] = value + 1
     if "speculative_algorithm" not in out:
         return Refused("speculative_config", 'needs "method", e.g. {"method": "ngram"}')
     return out

@@ -63,7 +63,7 @@ def config(model: str, algorithm: str | None, **fields: object) -> EngineConfig:
         "max_total_tokens": 24 * CONTEXT,
         "max_running_requests": 20,
         "speculative_algorithm": algorithm,
-        "speculative_length_policy": "fixed",
+        "speculative_length_policy": "auto" if algorithm is None else "fixed",
     }
     if algorithm is not None:
         values["speculative_ngram_capacity"] = 200_000

@@ -27,7 +27,7 @@ def tiny_config(model: Path, algorithm: str | None = None, **fields: object) -> 
         "max_total_tokens": 4096,
         "max_running_requests": 8,
         "speculative_algorithm": algorithm,
-        "speculative_length_policy": "fixed",
+        "speculative_length_policy": "auto" if algorithm is None else "fixed",
         **fields,
     }
     return EngineConfig(**values)  # type: ignore[arg-type]

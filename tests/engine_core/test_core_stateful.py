@@ -82,7 +82,7 @@ class CoreMachine(RuleBasedStateMachine):
             chunked_prefill_size=chunk,
             schedule_policy=shape.policy,
             enable_priority_scheduling=shape.priority,
-            priority_preemption_threshold=2,
+            priority_preemption_threshold=2 if shape.priority else 10,
             speculative_algorithm="NGRAM" if shape.speculation else None,
             **flags,
         )

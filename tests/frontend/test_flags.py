@@ -108,11 +108,10 @@ def test_config_file_errors_are_clear(tmp_path: Path, content: str, message: str
 
 
 def test_speculative_config_takes_vllms_keys(tmp_path: Path) -> None:
-    text = '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 5}'
+    text = '{"method": "ngram", "num_speculative_tokens": 7}'
     config = engine("--model", "m", "--speculative-config", text)
     assert config.speculative_algorithm == "NGRAM"
     assert config.speculative_num_draft_tokens == 8
-    assert config.speculative_ngram_max_trie_depth == 5
     file = tmp_path / "c.yaml"
     file.write_text("model: m\nspeculative-config: {method: ngram, num_speculative_tokens: 3}\n")
     assert engine("--config", str(file)).speculative_num_draft_tokens == 4
@@ -121,6 +120,9 @@ def test_speculative_config_takes_vllms_keys(tmp_path: Path) -> None:
     for wrong in ("{", "[]", '{"model": "x"}', '{"num_speculative_tokens": 3}'):
         with pytest.raises(RefusedError, match="speculative_config"):
             engine("--model", "m", "--speculative-config", wrong)
+    lookup = '{"method": "ngram", "prompt_lookup_max": 5}'
+    with pytest.raises(RefusedError, match="--speculative-ngram-max-trie-depth"):
+        engine("--model", "m", "--speculative-config", lookup)
     with pytest.raises(UsageError, match="leave one out"):
         engine("--model", "m", "--speculative-config", text, "--speculative-algorithm", "NGRAM")
 
@@ -130,6 +132,8 @@ def test_speculative_config_takes_vllms_keys(tmp_path: Path) -> None:
     [
         (["--page-size", "7"], "page_size"),
         (["--speculative-num-draft-tokens", "4"], "speculative_num_draft_tokens"),
+        (["--speculative-length-policy", "fixed"], "speculative_length_policy"),
+        (["--priority-preemption-threshold", "3"], "priority_preemption_threshold"),
         (["--speculative-algorithm", "magic"], "speculative_algorithm"),
         (["--speculative-algorithm", "EAGLE3"], "speculative_algorithm"),
         (["--max-running-requests", "0"], "max_running_requests"),
@@ -266,3 +270,9 @@ def test_loose_sampling_values() -> None:
         with pytest.raises(RefusedError) as caught:
             params_from(values)
         assert caught.value.refused.field == field
+
+
+def test_a_baseline_of_any_speculation_is_a_valid_configuration() -> None:
+    ours = ["--speculative-num-draft-tokens", "4", "--speculative-length-policy", "fixed"]
+    config = engine("--model", "m", "--speculative-algorithm", "NGRAM", *ours)
+    assert config.without_speculation() == engine("--model", "m")

@@ -56,7 +56,7 @@ def config_of(algorithm: str | None, **fields: object) -> EngineConfig:
         "max_total_tokens": 4096,
         "max_running_requests": 4,
         "speculative_algorithm": algorithm,
-        "speculative_length_policy": "fixed",
+        "speculative_length_policy": "auto" if algorithm is None else "fixed",
         **fields,
     }
     return EngineConfig(**values)  # type: ignore[arg-type]
