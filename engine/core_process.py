@@ -4,12 +4,14 @@ Reads one ``CoreLaunch`` line from standard input, answers with one ``CoreStatus
 standard output, then serves. The end of standard input means that the parent is gone: it stops.
 """
 
+import contextlib
 import gc
 import os
 import signal
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -33,6 +35,7 @@ class StopRequests:
     def __init__(self, wakeup: Wakeup) -> None:
         self._wakeup = wakeup
         self._drain_s: float | None = None
+        self.input_ended = False
         signal.signal(signal.SIGTERM, lambda *_: self._ask(SIGTERM_DRAIN_S))
 
     def watch(self, stdin: int) -> None:
@@ -42,6 +45,7 @@ class StopRequests:
             # Not through sys.stdin, whose lock a thread at exit must not hold.
             while os.read(stdin, 4096):
                 pass
+            self.input_ended = True
             self._ask(0.0)
 
         threading.Thread(target=read, name="outrider-stdin", daemon=True).start()
@@ -68,7 +72,11 @@ def main() -> int:
     except msgspec.MsgspecError as error:
         return _refuse(status_out, "", f"the launch line is not valid: {error}")
     stops.watch(sys.stdin.fileno())
-    return _serve(launch, stops, wakeup, status_out)
+    try:
+        return _serve(launch, stops, wakeup, status_out)
+    finally:
+        if stops.input_ended:
+            _remove_endpoint(launch.endpoint)
 
 
 def _serve(launch: CoreLaunch, stops: StopRequests, wakeup: Wakeup, status_out: BinaryIO) -> int:
@@ -94,6 +102,15 @@ def _serve(launch: CoreLaunch, stops: StopRequests, wakeup: Wakeup, status_out: 
     finally:
         engine.shutdown()
     return 0
+
+
+def _remove_endpoint(endpoint: str) -> None:
+    """Remove the socket and the private folder it lay in, as a parent that was killed cannot."""
+    path = Path(endpoint.removeprefix("ipc://"))
+    if endpoint.startswith("ipc://") and path.parent.name.startswith("outrider-"):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()  # leaves a folder that holds anything else
 
 
 def _take_stdout() -> BinaryIO:

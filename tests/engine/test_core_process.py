@@ -66,7 +66,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/core"
+    folder = tmp_path / "outrider-x"  # as a frontend names it
+    folder.mkdir()
+    return f"ipc://{folder}/core"
 
 
 @pytest.fixture
@@ -120,7 +122,9 @@ def test_ctrl_c_is_left_to_the_parent_and_sigterm_drains(
     assert ready.end() == (0, b"", "")
 
 
-def test_the_end_of_its_input_ends_it_at_once(ready: Child, client: zmq.Socket[bytes]) -> None:
+def test_the_end_of_its_input_ends_it_at_once(
+    ready: Child, client: zmq.Socket[bytes], tmp_path: Path
+) -> None:
     assert ready.process.stdin is not None
     began = time.monotonic()
     ready.process.stdin.close()
@@ -128,6 +132,7 @@ def test_the_end_of_its_input_ends_it_at_once(ready: Child, client: zmq.Socket[b
     assert finish_of(client) == ("abort", 503)
     assert ready.end() == (0, b"", "")
     assert time.monotonic() - began < 5.0
+    assert list(tmp_path.iterdir()) == [], "the private folder of its socket was left behind"
 
 
 def refusal(launch: bytes) -> CoreStatus:
