@@ -1,6 +1,6 @@
 """The commit transaction: accepted runs applied token by token to one deciding function.
 
-Nothing else may append to a request. Order of the decisions at a token (runtime.md 3.13):
+Nothing else may append to a request. Order of the decisions at a token:
 
 1. stop string, 2. stop token id or EOS (EOS unless ``ignore_eos``), 3. length cap, which is the
 smaller of ``max_new_tokens`` and what the context leaves after the prompt.
@@ -11,7 +11,7 @@ also crosses the cap, EOS as the very last allowed token is "stop", and a stop b
 ``min_new_tokens`` + 1: the sampler masks the ids until then, and a stop *string* completed
 earlier is text like any other and stays so (vLLM's rule; SGLang would end the request).
 
-Counters (ARCHITECTURE section 3): a verify row with at least one proposed draft adds 1 to
+Counters: a verify row with at least one proposed draft adds 1 to
 ``verify_ct`` and its kept tokens to ``verify_tokens``. Its correct drafts are the kept tokens
 without the bonus token; a run that was cut lost its bonus token, so all that is kept is drafts,
 the stopping token among them. Verify rows without drafts add to ``plain_ct`` alone, the prefill's

@@ -8,10 +8,11 @@ The scheduler's calls, in order, for the step n+1 that is planned while step n r
    the trees offered after step n-1 or earlier.
 2. After ``collect`` of step n: ``learn(slots, lens, tokens)`` with its rows, ``observe(result)``.
 3. ``offer(...)`` the drafter's trees for the rows that go on, made from the text that includes
-   step n. If step n+1 is late-bound, then ``bind(slots, caps)`` says which nodes to verify and
-   the drafts are uploaded. If it is not, the offer is a *shadow proposal*: step n+1's tokens,
-   which the target emits anyway, show what it would have been worth. Shadows cost no verify and
-   are off the critical path, so they come after step n+2 is planned and launched.
+   step n. If step n+1 is late-bound, then ``bind(slots, caps, batch_tokens, verify_rows)``
+   says which nodes to verify and the drafts are uploaded. If it is not, the offer is a *shadow
+   proposal*: step n+1's tokens, which the target emits anyway, show what it would have been worth.
+   Shadows cost no verify and are off the critical path, so they come after step n+2 is planned
+   and launched.
 
 ``start(slot)`` comes before a slot's first ``offer``. Rows without drafts get a reason code;
 ``REASONS[code]`` is the text for ``spec_off_reason``.

@@ -29,7 +29,7 @@ class SlotInit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
-    """One ragged batch: prefill chunks and verify rows together (ARCHITECTURE section 3).
+    """One ragged batch: prefill chunks and verify rows together (docs/architecture.md, "One step").
 
     Row r is (slots[r], kinds[r], q_caps[r], starts[r]). ``q_caps``: query tokens of the row, a
     chunk's length for prefill rows, 1 + the draft cap for verify rows. ``starts``: position of a

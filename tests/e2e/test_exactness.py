@@ -1,4 +1,4 @@
-"""O1 on a small scale: the covering array on 12 prompts; ``make exact`` runs all 144."""
+"""Greedy exactness, small: the covering array on 12 prompts; ``make exact`` runs all 144."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""O3: sampled tokens through the whole engine follow the target's joint distribution.
+"""Sampled tokens through the whole engine follow the target's joint distribution.
 
 Chains and trees of random tokens are verified under the coupled rule. The expected counts come
 from the model's own laws, a prefix at a time, through the scalar reference's filters.
