@@ -376,6 +376,8 @@ def paged_attention(
     )
     args.visible = <int64_t *>cpu_allocate(max(batch.longest, 1) * sizeof(int64_t))
     if args.states == NULL or args.visible == NULL:
+        free(args.states)
+        free(args.visible)
         raise MemoryError("no memory for the softmax states")
     with nogil:
         cpu_attention(cpu_has_avx2() and not portable, &args, &batch.c, batch.slots)
