@@ -60,7 +60,7 @@ class CoreServer:
         self._token = token
         self._wakeup = wakeup
         self._clients: dict[bytes, set[str]] = {}
-        self._owners: dict[str, bytes] = {}
+        self._owners: dict[str, bytes | None] = {}  # until the finish; None: the client is gone
         self._deadline: float | None = None
         self._next_probe = 0.0
         self._loader: CorpusLoader | None = None
@@ -243,11 +243,12 @@ class CoreServer:
         by_client: dict[bytes, list[RequestOutput]] = {}
         for output in outputs:
             client = self._owners.get(output.rid)
+            if output.finish is not None:
+                self._owners.pop(output.rid, None)
             if client is None:
                 continue
             by_client.setdefault(client, []).append(output)
             if output.finish is not None:
-                del self._owners[output.rid]
                 self._clients[client].discard(output.rid)
         for client, mine in by_client.items():
             self._send(client, Outputs(tuple(mine)))
@@ -268,7 +269,7 @@ class CoreServer:
 
     def _forget(self, client: bytes) -> None:
         for rid in self._clients.pop(client, ()):
-            self._owners.pop(rid, None)
+            self._owners[rid] = None  # its finish must not reach who takes the id next
             self._core.abort(rid)
 
     def _end_all(self, reason: str, status: int) -> None:

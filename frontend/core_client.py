@@ -102,6 +102,7 @@ class CoreClient:
         self._alive = alive
         self._max_open = max_open_requests
         self._mailboxes: dict[str, Mailbox] = {}
+        self._forgotten: set[str] = set()  # aborted, their finish is still to come
         self._calls: dict[int, asyncio.Future[CallReply | CoreStats]] = {}
         self._call_ids = itertools.count(1)
         self._ready: asyncio.Future[CoreInfo] = asyncio.get_running_loop().create_future()
@@ -128,11 +129,11 @@ class CoreClient:
                 Refused("endpoint", f"no core answered within {timeout_s:g} s; is it running?", 503)
             ) from None
 
-    async def submit(self, requests: Sequence[GenerateRequest], mailbox: Mailbox) -> None:
-        """Send requests whose outputs go to ``mailbox``.
+    def submit(self, requests: Sequence[GenerateRequest], mailbox: Mailbox) -> None:
+        """Send requests whose outputs go to ``mailbox``; never waits, so it cannot end halfway.
 
-        Raises RefusedError for a dead core, an id in flight, or too many open requests; then
-        none was sent.
+        Raises RefusedError for a dead core, an id in flight (a forgotten one is until the core
+        has ended it), or too many open requests; then none was sent.
         """
         self._refuse_dead()
         if len(self._mailboxes) + len(requests) > self._max_open:
@@ -142,7 +143,8 @@ class CoreClient:
         frames = [encode(request) for request in requests]
         new: set[str] = set()
         for request, frame in zip(requests, frames, strict=True):
-            if request.rid in self._mailboxes or request.rid in new:
+            taken = request.rid in self._mailboxes or request.rid in self._forgotten
+            if taken or request.rid in new:
                 raise RefusedError(
                     Refused("rid", f"{request.rid!r} is in flight already; choose another id")
                 )
@@ -153,25 +155,27 @@ class CoreClient:
             new.add(request.rid)
         self._mailboxes.update((request.rid, mailbox) for request in requests)
         for frame in frames:
-            await self._socket.send(frame)
+            self._post(frame)
 
     def abort(self, rid: str) -> bool:
         """Ask for the end of a request; False if it is not in flight. Its finish still arrives."""
         if rid not in self._mailboxes:
             return False
-        self._post(AbortRequest(rid))
+        self._post(encode(AbortRequest(rid)))
         return True
 
     def forget(self, rid: str) -> None:
         """Abort a request whose outputs nobody reads any more."""
         if self.abort(rid):
-            del self._mailboxes[rid]
+            self._mailboxes.pop(rid, None)
+            if not self.dead.is_set():
+                self._forgotten.add(rid)
 
     def abort_all(self) -> int:
         """Ask for the end of all requests of this client; returns how many were open."""
         count = len(self._mailboxes)
         if count:
-            self._post(AbortRequest("", all_requests=True))
+            self._post(encode(AbortRequest("", all_requests=True)))
         return count
 
     async def stats(self, timeout_s: float = 10.0) -> CoreStats:
@@ -215,6 +219,7 @@ class CoreClient:
         self.dead.set()
         finish = FinishReason("abort", message=reason, status=503)
         mailboxes, self._mailboxes = self._mailboxes, {}
+        self._forgotten.clear()
         for rid, mailbox in mailboxes.items():
             mailbox.put(RequestOutput(rid, b"", (), finish))
         error = RefusedError(Refused("core", reason, 503))
@@ -241,11 +246,23 @@ class CoreClient:
         if self.dead.is_set():
             raise RefusedError(Refused("core", self.dead_reason, 503))
 
-    def _post(self, message: ToCore) -> None:
-        """Send without waiting; the high-water mark is off, so this never blocks."""
-        sent = self._socket.send(encode(message))
-        if isinstance(sent, asyncio.Future):
-            sent.add_done_callback(lambda future: future.cancelled() or future.exception())
+    def _post(self, frame: bytes) -> None:
+        """Send without waiting; the high-water mark is off, so this never blocks.
+
+        A frame that cannot be sent ends the connection, and with it what the frame was for.
+        """
+        try:
+            self._socket.send(frame).add_done_callback(self._posted)
+        except zmq.ZMQError as error:
+            self._broken(error)
+
+    def _posted(self, sent: "asyncio.Future[object]") -> None:
+        error = None if sent.cancelled() else sent.exception()
+        if error is not None:
+            self._broken(error)
+
+    def _broken(self, error: BaseException) -> None:
+        self.fail_all(f"the connection to the engine core broke: {error}")
 
     async def _send(self, message: ToCore) -> None:
         self._refuse_dead()
@@ -310,7 +327,9 @@ class CoreClient:
 
     def _deliver(self, output: RequestOutput) -> None:
         mailbox = self._mailboxes.get(output.rid)
-        if mailbox is None:  # aborted here a moment ago
+        if mailbox is None:
+            if output.finish is not None:
+                self._forgotten.discard(output.rid)
             return
         if output.finish is not None:
             del self._mailboxes[output.rid]

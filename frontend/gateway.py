@@ -66,9 +66,10 @@ class _Peer:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.calls: set[asyncio.Task[None]] = set()
 
-    def service_rid(self, rid: str) -> str:
-        """The id that the core knows; two clients may use the same one."""
-        return f"sdk{self.serial}:{rid}"
+    @property
+    def scope(self) -> str:
+        """Where its request ids count; two clients may use the same one."""
+        return f"sdk{self.serial}"
 
 
 class Gateway:
@@ -254,11 +255,12 @@ class Gateway:
             deltas = self._service.generate(
                 request.text if request.text is not None else i32(request.token_ids).tolist(),
                 request.params,
-                rid=peer.service_rid(request.rid),
+                rid=request.rid,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 speculative=request.speculative,
                 stream=request.stream,
+                scope=peer.scope,
             )
             async with contextlib.aclosing(deltas):
                 async for delta in deltas:
@@ -293,7 +295,7 @@ class Gateway:
 
     def _abort(self, peer: _Peer, rid: str) -> None:
         task = peer.tasks.get(rid)
-        if task is not None and not self._service.abort(peer.service_rid(rid)):
+        if task is not None and not self._service.abort(rid, peer.scope):
             task.cancel()
 
     async def _answer(self, peer: _Peer, message: ClientStats | ClientInfo | ClientFlush) -> None:

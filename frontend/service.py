@@ -1,6 +1,8 @@
 """The asynchronous service behind HTTP and SDK: check, tokenize, submit, detokenize, stream."""
 
 import asyncio
+import contextlib
+import itertools
 import time
 from array import array
 from collections.abc import AsyncGenerator, Sequence
@@ -18,6 +20,7 @@ from ..engine_core.messages import (
 from ..engine_core.plan import TokenLogprobs
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
+from .claims import Claims
 from .core_client import CoreClient, Mailbox
 from .detokenizer import Detokenizer
 from .expand import GenerateItem, child_params, child_rid, new_rid
@@ -48,11 +51,15 @@ class _Sequence:
     """One sequence in flight: its detokenizer, counters and times (seconds)."""
 
     def __init__(
-        self, index: int, request: GenerateRequest, prompt: list[int], tokenizer: Tokenizer
+        self,
+        index: int,
+        rid: str,
+        params: SamplingParams,
+        prompt: list[int],
+        tokenizer: Tokenizer,
     ) -> None:
-        params = request.params
         self.index = index
-        self.rid = request.rid
+        self.rid = rid
         self.prompt_tokens = len(prompt)
         self.completion_tokens = 0
         self.started = time.monotonic()
@@ -92,12 +99,15 @@ class AsyncService:
         self.tokenizer = tokenizer
         self.info = info
         self.metrics = metrics or Metrics()
-        self._samples: dict[str, list[str]] = {}  # ids in flight -> ids of their samples
+        self._claims = Claims()
+        # The core never sees an id twice, so nothing late can reach a request that reuses one.
+        self._prefix = new_rid()[:16]
+        self._serials = itertools.count(1)
 
     @property
     def open_requests(self) -> int:
         """Requests that have not ended yet."""
-        return len(self._samples)
+        return self._claims.requests
 
     def replace_core(self, core: CoreClient, info: CoreInfo) -> None:
         """Go on with a restarted core; what was open on the old one has failed."""
@@ -113,9 +123,11 @@ class AsyncService:
         cache_salt: str = "",
         speculative: bool = True,
         stream: bool = True,
+        scope: str = "",
     ) -> AsyncGenerator[Delta]:
         """Complete one prompt ``params.n`` times; yields deltas of all samples as they come.
 
+        ``rid`` is in use within ``scope`` until the request has ended or was left.
         Raises RefusedError before the first delta for what cannot be served. Closing the
         generator, or cancelling its task, aborts the request.
         """
@@ -127,33 +139,36 @@ class AsyncService:
             cache_salt=cache_salt,
             speculative=speculative,
         )
-        async for delta in self.generate_many([item], stream=stream):
-            yield delta
+        many = self.generate_many([item], stream=stream, scope=scope)
+        async with contextlib.aclosing(many):  # leaving must not wait for a garbage collection
+            async for delta in many:
+                yield delta
 
     async def generate_many(
-        self, items: Sequence[GenerateItem], *, stream: bool = True
+        self, items: Sequence[GenerateItem], *, stream: bool = True, scope: str = ""
     ) -> AsyncGenerator[Delta]:
         """Complete several prompts; like :meth:`generate`, with prompt-major ``index``."""
         prompts = [await self.tokens_of(item.prompt) for item in items]
         for prompt, item in zip(prompts, items, strict=True):
             self._refuse(prompt, item)
-        rids = [item.rid or new_rid() for item in items]
-        self._claim(rids)
+        requests: list[GenerateRequest] = []
+        sequences: dict[str, _Sequence] = {}  # by the core's ids
+        ids: list[tuple[str, list[str]]] = []
+        for prompt, item in zip(prompts, items, strict=True):
+            rid = item.rid or new_rid()
+            children = self._children(prompt, item, stream)
+            for sample, child in enumerate(children):
+                name = child_rid(rid, sample, item.params.n)
+                sequences[child.rid] = _Sequence(
+                    len(sequences), name, child.params, prompt, self.tokenizer
+                )
+            ids.append((rid, [child.rid for child in children]))
+            requests += children
         core = self.core  # a restart may replace it meanwhile
-        sequences: dict[str, _Sequence] = {}
+        claim = self._claims.claim(scope, ids)
         try:
-            requests: list[GenerateRequest] = []
-            parents: list[list[int]] = []
-            for rid, prompt, item in zip(rids, prompts, items, strict=True):
-                children = _children(rid, prompt, item, stream)
-                self._samples[rid] = [child.rid for child in children]
-                for child in children:
-                    requests.append(child)
-                    parents.append(prompt)
             mailbox = Mailbox()
-            await core.submit(requests, mailbox)
-            for index, (child, prompt) in enumerate(zip(requests, parents, strict=True)):
-                sequences[child.rid] = _Sequence(index, child, prompt, self.tokenizer)
+            core.submit(requests, mailbox)
             self.metrics.requests.inc(len(requests))
             remaining = len(requests)
             while remaining:
@@ -162,11 +177,10 @@ class AsyncService:
                     remaining -= output.finish is not None
                     yield self._delta(sequence, output)
         finally:
-            for sequence in sequences.values():
+            for core_id, sequence in sequences.items():
                 if not sequence.finished:
-                    core.forget(sequence.rid)
-            for rid in rids:
-                self._samples.pop(rid, None)
+                    core.forget(core_id)
+            self._claims.release(claim)
 
     async def tokens_of(
         self, prompt: str | list[int], add_special_tokens: bool = True
@@ -178,21 +192,33 @@ class AsyncService:
             return await asyncio.to_thread(self.tokenizer.encode, prompt, add_special_tokens)
         return self.tokenizer.encode(prompt, add_special_tokens)
 
-    def abort(self, rid: str) -> int:
-        """Ask for the end of the request with exactly this id; returns how many samples ended."""
-        return sum(map(self.core.abort, self._samples.get(rid, [rid])))
+    def abort(self, rid: str, scope: str = "") -> int:
+        """Ask for the end of the request, or sample, with exactly this id within its scope.
+
+        Returns how many samples ended.
+        """
+        return sum(map(self.core.abort, self._claims.samples(scope, rid)))
 
     def abort_all(self) -> int:
         """Ask for the end of every request of this frontend; returns how many were open."""
         return self.core.abort_all()
 
-    def _claim(self, rids: list[str]) -> None:
-        for position, rid in enumerate(rids):
-            if rid in self._samples or self.core.is_open(rid) or rid in rids[:position]:
-                raise RefusedError(
-                    Refused("rid", f"{rid!r} is in flight already; choose another id")
-                )
-        self._samples.update((rid, []) for rid in rids)
+    def _children(
+        self, prompt: list[int], item: GenerateItem, stream: bool
+    ) -> list[GenerateRequest]:
+        wire_prompt = array("i", prompt).tobytes()
+        return [
+            GenerateRequest(
+                rid=f"{self._prefix}-{next(self._serials)}",
+                prompt=wire_prompt,
+                params=child_params(item.params, sample),
+                priority=item.priority,
+                cache_salt=item.cache_salt,
+                stream=stream,
+                speculative=item.speculative,
+            )
+            for sample in range(item.params.n)
+        ]
 
     def _refuse(self, prompt: list[int], item: GenerateItem) -> None:
         refused = item.params.refuse(self.info.vocab_size) or self._refuse_prompt(
@@ -262,21 +288,3 @@ class AsyncService:
                 seq.prompt_tokens, seq.completion_tokens, 0, 0, 0, 0, 0, 0, 0, (), None
             )
         return final_meta_info(seq.rid, finish, stats, latency, self.info.drafter is not None)
-
-
-def _children(
-    rid: str, prompt: list[int], item: GenerateItem, stream: bool
-) -> list[GenerateRequest]:
-    wire_prompt = array("i", prompt).tobytes()
-    return [
-        GenerateRequest(
-            rid=child_rid(rid, sample, item.params.n),
-            prompt=wire_prompt,
-            params=child_params(item.params, sample),
-            priority=item.priority,
-            cache_salt=item.cache_salt,
-            stream=stream,
-            speculative=item.speculative,
-        )
-        for sample in range(item.params.n)
-    ]

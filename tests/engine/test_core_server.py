@@ -282,6 +282,45 @@ def test_a_client_that_vanishes_loses_its_requests_only(served: Served, peer: Pe
     assert peer.finish("after")
 
 
+def test_an_id_of_a_vanished_client_is_free_after_its_finish(folder: Path, tmp_path: Path) -> None:
+    engine = build_engine(tiny_config(folder, "NGRAM"))
+    wakeup = Wakeup()
+    server = CoreServer(engine, f"ipc://{tmp_path}/core", TOKEN, wakeup)
+    gone, next_one = (Peer(f"ipc://{tmp_path}/core", greet=False) for _ in range(2))
+
+    def tell(peer: Peer, message: ToCore, done: Callable[[], bool]) -> None:
+        peer.send(message)
+        while not done():
+            server._receive()
+
+    tell(gone, Hello(PROTOCOL_VERSION, TOKEN), lambda: len(server._clients) == 1)
+    (identity,) = server._clients
+    tell(next_one, Hello(PROTOCOL_VERSION, TOKEN), lambda: len(server._clients) == 2)
+    assert isinstance(next_one.take(), Ready)
+    tell(gone, ask("same", LONG), lambda: server._owners == {"same": identity})
+    server._deliver(server._step())
+    server._forget(identity)
+    assert engine.core.has_work, "the finish waits to be delivered"
+    tell(next_one, ask("same"), lambda: next_one.socket.poll(1) != 0)
+    answer = next_one.take()
+    assert isinstance(answer, CoreError)
+    assert answer.refused.field == "rid"
+    while engine.core.has_work:
+        server._deliver(server._step())
+    assert server._owners == {}
+    tell(next_one, ask("same"), lambda: "same" in server._owners)
+    while engine.core.has_work:
+        server._deliver(server._step())
+    (outputs,) = next_one.finish("same").values()
+    assert outputs[-1].finish is not None
+    assert (outputs[-1].finish.kind, len(tokens_of(outputs))) == ("length", 6)
+    wakeup.wake()
+    server.run(lambda: 0.0)
+    engine.shutdown()
+    gone.close()
+    next_one.close()
+
+
 def test_junk_is_answered_and_harms_nothing(served: Served, peer: Peer) -> None:
     for frames in (
         [b""],

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
 from outrider.engine_core.messages import GenerateRequest, RequestOutput
 from outrider.engine_core.refusal import RefusedError
@@ -101,7 +102,7 @@ def test_a_dead_core_fails_everything_within_a_second(short_folder: Path, how: s
         async with connected(short_folder, lambda: living) as (core, client):
             core.slow = 1.0
             mailbox = Mailbox()
-            await client.submit([request("a"), request("b")], mailbox)
+            client.submit([request("a"), request("b")], mailbox)
             started = time.monotonic()
             if how == "socket":
                 await core.close()
@@ -116,7 +117,7 @@ def test_a_dead_core_fails_everything_within_a_second(short_folder: Path, how: s
             assert client.dead.is_set()
             assert client.open_requests == 0
             with pytest.raises(RefusedError):
-                await client.submit([request("c")], mailbox)
+                client.submit([request("c")], mailbox)
             with pytest.raises(RefusedError):
                 await client.stats()
 
@@ -139,10 +140,10 @@ def test_refused_submissions_send_nothing(short_folder: Path) -> None:
     async def work() -> None:
         async with connected(short_folder) as (core, client):
             core.slow = 0.2
-            await client.submit([request("a")], Mailbox())
+            client.submit([request("a")], Mailbox())
             for ids in (["a"], ["b", "b"], ["c", "a"]):
                 with pytest.raises(RefusedError, match="in flight"):
-                    await client.submit([request(rid) for rid in ids], Mailbox())
+                    client.submit([request(rid) for rid in ids], Mailbox())
             assert client.open_requests == 1
             await asyncio.sleep(0.05)
             assert [r.rid for r in core.requests] == ["a"]
@@ -155,9 +156,9 @@ def test_too_many_open_requests_are_refused(short_folder: Path) -> None:
         async with connected(short_folder) as (core, client):
             core.slow = 0.2
             client._max_open = 3
-            await client.submit([request("a"), request("b")], Mailbox())
+            client.submit([request("a"), request("b")], Mailbox())
             with pytest.raises(RefusedError, match="3 requests are open") as caught:
-                await client.submit([request("c"), request("d")], Mailbox())
+                client.submit([request("c"), request("d")], Mailbox())
             assert caught.value.refused.status == 503
 
     run(work())
@@ -168,15 +169,37 @@ def test_aborts(short_folder: Path) -> None:
         async with connected(short_folder) as (core, client):
             core.slow = 0.2
             mailbox = Mailbox()
-            await client.submit([request("a"), request("b"), request("c")], mailbox)
+            client.submit([request("a"), request("b"), request("c")], mailbox)
             assert client.abort("a")
             assert not client.abort("unknown")
             ended = await finish_of(mailbox)
             assert (ended.rid, ended.finish and ended.finish.kind) == ("a", "abort")
             client.forget("b")
             assert not client.is_open("b")
+            with pytest.raises(RefusedError, match="in flight"):  # until the core has ended it
+                client.submit([request("b")], Mailbox())
             assert client.abort_all() == 1
             assert (await finish_of(mailbox)).rid == "c"
+            client.submit([request("b")], Mailbox())
+
+    run(work())
+
+
+def test_a_frame_that_cannot_be_sent_leaves_nothing_open(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(frame: bytes) -> None:
+        raise zmq.ZMQError(zmq.ETERM)
+
+    async def work() -> None:
+        async with connected(short_folder) as (_, client):
+            monkeypatch.setattr(client._socket, "send", broken)
+            mailbox = Mailbox()
+            client.submit([request("a"), request("b")], mailbox)
+            ended = [await finish_of(mailbox)]
+            assert [o.finish.status for o in ended if o.finish is not None] == [503]
+            assert client.open_requests == 0
+            assert client.dead.is_set()
 
     run(work())
 
@@ -186,7 +209,7 @@ def test_an_unreadable_frame_fails_instead_of_hanging(short_folder: Path) -> Non
         async with connected(short_folder) as (core, client):
             core.slow = 1.0
             mailbox = Mailbox()
-            await client.submit([request("a")], mailbox)
+            client.submit([request("a")], mailbox)
             await asyncio.sleep(0.1)
             await core.send_garbage()
             ended = await finish_of(mailbox)

@@ -150,7 +150,7 @@ def test_extras_reach_the_core(server: LiveServer, client: openai.OpenAI) -> Non
     assert (params.repetition_penalty, params.ignore_eos) == (1.1, True)
     assert (params.stop_token_ids, params.logit_bias) == ((3,), {5: -15.0})
     assert (params.temperature, params.seed) == (0.5, 7)
-    assert (request.priority, request.cache_salt, request.rid) == (4, "tenant", "my-id")
+    assert (request.priority, request.cache_salt) == (4, "tenant")
     assert not request.speculative
 
 

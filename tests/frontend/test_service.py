@@ -12,7 +12,7 @@ from outrider.engine_core.messages import FinishReason, RequestStats
 from outrider.engine_core.refusal import RefusedError
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.frontend.core_client import connect_core
-from outrider.frontend.expand import child_seed
+from outrider.frontend.expand import GenerateItem, child_seed
 from outrider.frontend.meta_info import final_meta_info
 from outrider.frontend.service import AsyncService, Delta
 
@@ -148,6 +148,67 @@ def test_duplicate_id_leaves_the_first_request_alone(short_folder: Path) -> None
             rest = await collect(first)
             assert rest[-1].finish == FinishReason("length")
             assert core.aborted == []
+
+    run(work())
+
+
+def test_an_id_taken_up_again_gets_nothing_of_the_request_before(short_folder: Path) -> None:
+    async def work() -> None:
+        async with service(short_folder) as (core, served):
+            core.slow = 0.001
+            long = msgspec.structs.replace(PARAMS, max_new_tokens=300)
+            late = 0
+            for _ in range(10):
+                left = served.generate("x y z", long, rid="same")
+                await anext(left)
+                await left.aclose()
+                late += len(served.core._forgotten)  # its outputs and finish are on their way
+                again = await collect(served.generate("a b", PARAMS, rid="same"))
+                assert "".join(d.text for d in again) == expected_text("a b", 12)
+                assert again[-1].finish == FinishReason("length")
+                assert {d.rid for d in again} == {again[-1].meta_info.id} == {"same"}
+            assert late == 10
+            assert len({request.rid for request in core.requests}) == 20
+            assert not served.core._forgotten
+
+    run(work())
+
+
+def test_scopes_share_no_ids(short_folder: Path) -> None:
+    async def work() -> None:
+        async with service(short_folder) as (core, served):
+            core.slow = 0.05
+            one = msgspec.structs.replace(PARAMS, max_new_tokens=1)
+            first = served.generate("a b", PARAMS, rid="r", scope="sdk1")
+            await anext(first)
+            assert served.abort("r") == served.abort("sdk1:r") == served.abort("r", "sdk2") == 0
+            other = await collect(served.generate("a", one, rid="r"))
+            assert other[-1].finish == FinishReason("length")
+            with pytest.raises(RefusedError, match="in flight"):
+                await anext(served.generate("a", PARAMS, rid="r", scope="sdk1"))
+            assert served.abort("r", "sdk1") == 1
+            rest = await collect(first)
+            assert rest[-1].finish is not None
+            assert rest[-1].finish.kind == "abort"
+
+    run(work())
+
+
+def test_a_refused_batch_leaves_nothing_open(short_folder: Path) -> None:
+    async def work() -> None:
+        async with service(short_folder) as (core, served):
+            served.core._max_open = 2
+            two = msgspec.structs.replace(PARAMS, n=2)
+            for ids, match in ((("a", "b"), "try again later"), (("r", "r_0"), "in flight")):
+                items = [
+                    GenerateItem(prompt="a", params=params, rid=rid)
+                    for rid, params in zip(ids, (two, PARAMS), strict=True)
+                ]
+                with pytest.raises(RefusedError, match=match):
+                    await anext(served.generate_many(items))
+                assert served.open_requests == served.core.open_requests == 0
+            assert core.requests == []
+            assert await collect(served.generate("a", two, rid="r"))
 
     run(work())
 
