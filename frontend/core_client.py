@@ -252,9 +252,12 @@ class CoreClient:
         A frame that cannot be sent ends the connection, and with it what the frame was for.
         """
         try:
-            self._socket.send(frame).add_done_callback(self._posted)
+            sent = self._socket.send(frame)
         except zmq.ZMQError as error:
             self._broken(error)
+            return
+        if isinstance(sent, asyncio.Future):
+            sent.add_done_callback(self._posted)
 
     def _posted(self, sent: "asyncio.Future[object]") -> None:
         error = None if sent.cancelled() else sent.exception()
