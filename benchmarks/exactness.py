@@ -13,6 +13,8 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -216,8 +218,8 @@ def run_config(
         engine.shutdown()
 
 
-def matrix(prompts: Sequence[Prompt], gap: GapOf) -> Iterator[dict[str, object]]:
-    """Run the covering array; yields one record for each configuration and algorithm."""
+def matrix(prompts: Sequence[Prompt], gap: GapOf, jobs: int = 1) -> Iterator[dict[str, object]]:
+    """Run the covering array; yields the reference, then a record for each configuration."""
     base = {"batch": 1, "overlap": 0, "page_size": 16, "chunk": 512}
     reference, _ = run_config(config_of(base, None), prompts)
     yield {
@@ -225,19 +227,31 @@ def matrix(prompts: Sequence[Prompt], gap: GapOf) -> Iterator[dict[str, object]]
         "tokens": sum(map(len, reference.values())),
         "outputs": reference,
     }
-    for row in covering_array(FACTORS):
-        for algorithm in (None, "NGRAM"):
-            outputs, figures = run_config(config_of(row, algorithm), prompts)
-            found = divergences(prompts, reference, outputs, gap)
-            yield {
-                "config": row,
-                "algorithm": algorithm or "NONE",
-                "tokens": sum(map(len, outputs.values())),
-                "differences": [d._asdict() for d in found],
-                "ties": sum(d.tie for d in found),
-                "failures": sum(not d.tie for d in found),
-                **figures,
-            }
+    cases = [(row, name) for row in covering_array(FACTORS) for name in (None, "NGRAM")]
+    configs = [config_of(row, name) for row, name in cases]
+    for (row, algorithm), (outputs, figures) in zip(
+        cases, _run_all(configs, prompts, jobs), strict=True
+    ):
+        found = divergences(prompts, reference, outputs, gap)
+        yield {
+            "config": row,
+            "algorithm": algorithm or "NONE",
+            "tokens": sum(map(len, outputs.values())),
+            "differences": [d._asdict() for d in found],
+            "ties": sum(d.tie for d in found),
+            "failures": sum(not d.tie for d in found),
+            **figures,
+        }
+
+
+def _run_all(
+    configs: Sequence[EngineConfig], prompts: Sequence[Prompt], jobs: int
+) -> Iterator[tuple[dict[str, list[int]], dict[str, float]]]:
+    if jobs == 1:
+        yield from (run_config(config, prompts) for config in configs)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run_config, configs, itertools.repeat(prompts))
 
 
 def main() -> int:
@@ -246,12 +260,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--limit", type=int, help="prompts, spread over the file")
     parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--jobs", type=int, default=1, help="configurations at a time")
     args = parser.parse_args()
     prompts = load_prompts(args.limit, args.max_tokens)
     gap = float64_gap()
     records: list[dict[str, object]] = []
     reference: dict[str, list[int]] = {}
-    for record in matrix(prompts, gap):
+    for record in matrix(prompts, gap, args.jobs):
         if "reference" in record:
             reference = record.pop("outputs")  # type: ignore[assignment]
             records.append(record)
