@@ -1,5 +1,6 @@
 """The pages of one running request: some shared through the radix tree, the others its own."""
 
+from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -47,6 +48,11 @@ class Lease:
         The lock covers as many pages as the last one's end: those between are duplicates.
         """
         return tuple(self._tree_spans)
+
+    @property
+    def has_duplicates(self) -> bool:
+        """Whether it owns pages that the tree holds too, which its lock keeps there."""
+        return any(start > end for (_, end), (start, _) in pairwise(self._tree_spans))
 
     def private(self, pages: I32) -> I32:
         """Those of the row's pages (int32[held]) that this lease owns."""

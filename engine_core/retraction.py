@@ -87,7 +87,11 @@ class Retraction:
         if retracted:
             self._raise_ratio()
         if self._lacks(wish):
-            self._give_up(end)
+            last = self._batch.decoding[0]
+            if last.lease.has_duplicates:  # it fits once it shares the tree's pages
+                self.retract(last)
+            else:
+                self._give_up(last, end)
             settle()
             wish = self._without_drafts()
         return wish
@@ -123,8 +127,7 @@ class Retraction:
         allowed = sum(r.max_total - len(r.prompt) for r in requests)
         self._admission.ratio.retracted(generated, allowed, len(requests))
 
-    def _give_up(self, end: Callable[[Running, FinishReason], None]) -> None:
-        running = self._batch.decoding[0]
+    def _give_up(self, running: Running, end: Callable[[Running, FinishReason], None]) -> None:
         message = OUT_OF_MEMORY.format(
             total=self._cache.total, tokens=self._batch.table.length(running.slot)
         )

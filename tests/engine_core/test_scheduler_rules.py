@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outrider.engine_core import admission
 from outrider.engine_core.admission import FLOOR_RATIO, INITIAL_RATIO, NewTokenRatio
 from outrider.engine_core.checks import check_all
 from outrider.engine_core.commit import Progress
@@ -224,6 +225,24 @@ def test_a_single_request_that_cannot_fit_ends_with_an_error() -> None:
     assert (finish.kind, finish.status) == ("abort", 500)
     assert "out of KV memory" in (finish.message or "")
     core.scheduler.cache.free(stolen)
+    assert_all_pages_back(core)
+
+
+def test_the_last_request_gives_up_its_copies_of_cached_pages_before_its_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
+    core = make_core(FakeWorker(num_pages=32, page_size=1))
+    longer = request("longer", range(1, 16), 12, ignore_eos=True)
+    copies = request("copies", range(1, 15), 16, ignore_eos=True)
+    submit(core, longer, copies)  # prefilled in one step: the second one's pages are copies
+    got = run_all(core)
+    for message in (longer, copies):
+        assert got[message.rid].tokens == expected(message, 256, 50)[0]
+    last = got["copies"].last
+    assert last is not None
+    assert last.stats is not None
+    assert last.stats.retractions > 0
     assert_all_pages_back(core)
 
 
