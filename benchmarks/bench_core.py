@@ -11,6 +11,7 @@ import gc
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -171,7 +172,8 @@ def main() -> None:
     for name, value in report.items():
         print(f"{name:>28}: {value}")
     if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        command = "python benchmarks/bench_core.py " + " ".join(sys.argv[1:])
+        args.json.write_text(json.dumps({"command": command, **report}, indent=1) + "\n")
 
 
 def measure(rows: int, steps: int, warmup: int, successors: int) -> dict[str, float]:

@@ -235,7 +235,9 @@ def main() -> None:
         parser.error(f"--only {args.only!r} matches none of: {', '.join(CASES)}")
     if args.json:
         machine = {"python": platform.python_version(), "machine": platform.machine()}
-        args.json.write_text(json.dumps({"machine": machine, "cases": results}, indent=2) + "\n")
+        command = "python benchmarks/bench_cython_ext.py " + " ".join(sys.argv[1:])
+        report = {"command": command, "machine": machine, "cases": results}
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

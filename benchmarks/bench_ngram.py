@@ -212,7 +212,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the report here")
     arguments = parser.parse_args()
     report = run(arguments)
-    text = json.dumps(report, indent=2)
+    command = "python benchmarks/bench_ngram.py " + " ".join(sys.argv[1:])
+    text = json.dumps({"command": command, **report}, indent=2)
     sys.stdout.write(text + "\n")
     if arguments.json is not None:
         arguments.json.write_text(text + "\n")

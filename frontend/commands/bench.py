@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import math
+import shlex
 import sys
 from pathlib import Path
 
@@ -53,7 +54,9 @@ def _say(text: str) -> None:
 
 def _write(path: str | None, report: msgspec.Struct) -> None:
     if path is not None:
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        command = shlex.join(["outrider", *sys.argv[1:]])
+        fields: dict[str, object] = {"command": command, **msgspec.to_builtins(report)}
+        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(fields)) + b"\n")
 
 
 def _offline(args: list[str]) -> int:
