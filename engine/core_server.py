@@ -228,8 +228,12 @@ class CoreServer:
         if refused is not None:
             self._reply(client, message.call, refused)
             return
+        proposer = self._engine.assembly.proposer
+        assert proposer is not None, "only NGRAM takes corpora"
+        warning = proposer.corpora.crowding(message.name)
+        text = f"loaded {message.name!r}" + (f"; {warning}" if warning else "")
         counts = {message.name: self._corpora()[message.name]}
-        self._send(client, CallReply(message.call, None, f"loaded {message.name!r}", counts))
+        self._send(client, CallReply(message.call, None, text, counts))
 
     def _corpora(self) -> dict[str, int]:
         proposer = self._engine.assembly.proposer

@@ -369,6 +369,23 @@ def test_corpora_load_one_at_a_time_and_are_listed(peer: Peer) -> None:
     assert peer.call(ListCorpora(6)) == CallReply(6)
 
 
+def test_the_reply_says_when_corpora_outnumber_their_draft_nodes(
+    served: Served, peer: Peer
+) -> None:
+    proposer = served.engine.assembly.proposer
+    assert proposer is not None
+    document = np.arange(5, 15, dtype=np.int32).tobytes()
+    budget = proposer.corpora.budget
+    names = [f"c{i}" for i in range(budget + 1)]
+    for i, name in enumerate(names):
+        answer = peer.call(AddCorpus(i, name, (document,)))
+        assert isinstance(answer, CallReply)
+        assert answer.refused is None
+        assert ("only the first" in answer.message) is (i == budget)
+    for name in names:
+        peer.call(RemoveCorpus(99, name))
+
+
 @pytest.mark.parametrize(
     ("documents", "reason"),
     [
