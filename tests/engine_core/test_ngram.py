@@ -169,10 +169,13 @@ class ProposerMachine(RuleBasedStateMachine):
     def expected(self, slot: int, cap: int) -> tuple[int, Tree]:
         tenant, text = self.model.text[slot]
         seen = [c for _, (c, owner) in sorted(self.corpora.items()) if owner in (None, tenant)]
-        each = min(4, cap) // len(seen) if seen else 0
-        match, tree, _ = self.model.propose(slot, cap - each * len(seen), self.how)
-        for corpus in seen if each else ():
-            longest, more, _ = corpus.propose(text[-DEPTH:], each, self.how)
+        each, left = divmod(min(4, cap), len(seen)) if seen else (0, 0)
+        shares = [each + (i < left) for i in range(len(seen))]
+        match, tree, _ = self.model.propose(slot, cap - sum(shares), self.how)
+        for corpus, share in zip(seen, shares, strict=True):
+            if share == 0:
+                continue
+            longest, more, _ = corpus.propose(text[-DEPTH:], share, self.how)
             match = max(match, longest)
             shared = [path for path in more if path in tree and path]
             for path in breadth_first(more):
