@@ -208,7 +208,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=24)
     parser.add_argument("--faults", type=float, default=0.3)
     args = parser.parse_args()
-    # A pool small enough to be in use whole after the warm-up: untouched KV pages are not resident.
+    # A small pool: KV pages are resident only once used, and would count as growth until then.
     flags = ("--speculative-algorithm", "NGRAM", "--max-running-requests", "64")
     with serve(*flags, "--max-total-tokens", "16384") as (url, process):
         report = asyncio.run(run(url, process, args))
