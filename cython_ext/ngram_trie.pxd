@@ -18,7 +18,6 @@ cdef class NgramTrie:
     cdef Stream* streams        # [stream_room]
     cdef int* anchors           # [stream_room, max_depth]: node of the last d tokens, 0 = none
     cdef long long* stamps      # [stream_room, max_depth]: evictions when the anchor was set
-    cdef unsigned int* hashes   # [2, max_depth] scratch
     cdef int* recent            # [stream_room, max_depth]: remembered tokens, oldest first
     cdef int stream_room
     cdef int* cursors           # [2, cursor_room] scratch
@@ -37,7 +36,7 @@ cdef class NgramTrie:
     cdef int push(self, int stream, int token) except -1 nogil
     cdef int push_all(self, int stream, const int[::1] tokens, Py_ssize_t begin, Py_ssize_t end,
                       bint learn) except -1 nogil
-    cdef void prefetch_slots(self, int stream, int token) noexcept nogil
+    cdef void fetch(self, int stream) noexcept nogil
     cdef int push_rows(self, const int[::1] streams, const int[::1] cu,
                        const int[::1] tokens) except -1 nogil
     cdef int propose_row(self, int stream, int cap, int match_type, int min_breadth,

@@ -11,8 +11,8 @@ from .draft_tree cimport (
 )
 from .trie_check cimport check_pool
 from .trie_pool cimport (
-    EMPTIED, UNLINKED, Node, Slot, TopList, at, create_child, edge_hash, find_child, find_hash,
-    freq_of, pool_free, pool_init, pool_reserve, prefetch, prefetch_neighbours, release_node,
+    EMPTIED, UNLINKED, Node, Slot, TopList, at, create_child, find_child,
+    freq_of, pool_free, pool_init, pool_reserve, prefetch, prefetch_touch, release_node,
     released, slab_bytes, table_remove, take_root, top_children, top_of, touch_child,
 )
 
@@ -36,8 +36,7 @@ cdef class NgramTrie:
             raise ValueError(f"slab_nodes is {slab_nodes}: must be a power of two")
         self.max_depth = max_depth
         self.shift = slab_nodes.bit_length() - 1
-        self.hashes = <unsigned int*>malloc(2 * max_depth * sizeof(int))
-        if self.hashes == NULL or pool_init(&self.pool, capacity, self.shift) < 0:
+        if pool_init(&self.pool, capacity, self.shift) < 0:
             raise MemoryError("no memory for the n-gram trie")
         self.free_streams = []
         self.salts = {}
@@ -50,7 +49,6 @@ cdef class NgramTrie:
         free(self.streams)
         free(self.anchors)
         free(self.stamps)
-        free(self.hashes)
         free(self.recent)
         free(self.cursors)
 
@@ -70,7 +68,7 @@ cdef class NgramTrie:
         return id
 
     cdef int new_root(self) except -1:
-        if pool_reserve(&self.pool, 1) < 0:
+        if pool_reserve(&self.pool, 1, 0) < 0:
             raise MemoryError("no memory for another namespace of the n-gram trie")
         return take_root(&self.pool)
 
@@ -100,6 +98,7 @@ cdef class NgramTrie:
         cdef int stream = self.free_streams.pop()
         self.streams[stream].root = entry[0]
         self.streams[stream].length = 0
+        self.anchors[<size_t>stream * self.max_depth] = entry[0]
         self.streams[stream].namespace = namespace
         entry[1] += 1
         return stream
@@ -157,7 +156,7 @@ cdef class NgramTrie:
     cdef int walk(self, int root, const int* tokens, int count) noexcept nogil:
         cdef int node = root, i
         for i in range(count):
-            node = find_child(&self.pool, node, tokens[i], edge_hash(node, tokens[i]))
+            node = find_child(&self.pool, node, tokens[i])
             if node == 0:
                 return 0
         return node
@@ -190,45 +189,38 @@ cdef class NgramTrie:
             recent[length] = token
             self.streams[stream].length = length + 1
 
+    cdef void fetch(self, int stream) noexcept nogil:
+        """Fetches the likely children of every anchor, so that their cache misses overlap."""
+        cdef int* anchors = self.anchors + <size_t>stream * self.max_depth
+        cdef int depth
+        for depth in range(min(self.streams[stream].length, self.max_depth - 1) + 1):
+            prefetch(at(&self.pool, at(&self.pool, anchors[depth]).first_child))
+
     cdef int push(self, int stream, int token) except -1 nogil:
         """Counts `token` behind every suffix of the stream that the trie holds."""
         cdef Pool* pool = &self.pool
         cdef int* anchors = self.anchors + <size_t>stream * self.max_depth
         cdef long long* stamps = self.stamps + <size_t>stream * self.max_depth
-        cdef unsigned int* hashes = self.hashes
-        cdef int* likely = <int*>self.hashes + self.max_depth
         cdef int deepest = min(self.streams[stream].length, self.max_depth - 1)
         cdef int depth, parent, child
-        if pool_reserve(pool, min(deepest + 1, pool.capacity - pool.used)) < 0:
+        cdef int created = min(deepest + 1, pool.capacity - pool.used)
+        # A second child enters the table together with the first.
+        if pool_reserve(pool, created, 2 * (deepest + 1)) < 0:
             with gil:
                 raise MemoryError("no memory for more nodes of the n-gram trie")
         anchors[0] = self.streams[stream].root
-        # Three passes, so that the cache misses of all depths overlap: slots, nodes, neighbours.
         for depth in range(deepest + 1):
-            hashes[depth] = edge_hash(anchors[depth], token)
-            prefetch(pool.slots + (hashes[depth] & pool.mask))
-        for depth in range(deepest + 1):
-            likely[depth] = find_hash(pool, hashes[depth])
-            prefetch(at(pool, likely[depth]))
-        for depth in range(deepest + 1):
-            if likely[depth]:
-                prefetch_neighbours(pool, at(pool, likely[depth]))
+            prefetch_touch(pool, at(pool, anchors[depth]), anchors[depth], token)
         # Deepest first, so that shorter and more useful suffixes end up more recent.
         for depth in range(deepest, -1, -1):
-            child = anchors[depth]
             parent = self.anchor(stream, depth)
-            if parent != child:
-                hashes[depth] = edge_hash(parent, token)
-                likely[depth] = find_hash(pool, hashes[depth])
             child = 0
             if parent:
-                # A hash that is not in the table needs no second look: this key comes up once.
-                if likely[depth]:
-                    child = find_child(pool, parent, token, hashes[depth])
+                child = find_child(pool, parent, token)
                 if child:
                     touch_child(pool, parent, child)
                 else:
-                    child = create_child(pool, parent, token, hashes[depth])
+                    child = create_child(pool, parent, token)
             if depth + 1 < self.max_depth:
                 anchors[depth + 1] = child
                 stamps[depth + 1] = pool.evictions
@@ -241,6 +233,7 @@ cdef class NgramTrie:
         cdef Py_ssize_t i
         if learn:
             for i in range(begin, end):
+                self.fetch(stream)
                 self.push(stream, tokens[i])
         elif end > begin:
             for i in range(max(begin, end - self.max_depth), end):
@@ -250,18 +243,10 @@ cdef class NgramTrie:
             )
         return 0
 
-    cdef void prefetch_slots(self, int stream, int token) noexcept nogil:
-        cdef int* anchors = self.anchors + <size_t>stream * self.max_depth
-        cdef int depth
-        for depth in range(min(self.streams[stream].length, self.max_depth - 1) + 1):
-            prefetch(
-                self.pool.slots + (edge_hash(anchors[depth], token) & self.pool.mask)
-            )
-
     cdef int push_rows(
         self, const int[::1] streams, const int[::1] cu, const int[::1] tokens
     ) except -1 nogil:
-        """Every row's first token, then every row's second: the next one's slots come meanwhile."""
+        """Every row's first token, then every row's second: the next one's nodes come meanwhile."""
         cdef Py_ssize_t rows = streams.shape[0], r, ahead, column = 0, left = tokens.shape[0]
         while left:
             for r in range(rows):
@@ -269,7 +254,7 @@ cdef class NgramTrie:
                     continue
                 ahead = r + 1
                 if ahead < rows and cu[ahead] + column < cu[ahead + 1]:
-                    self.prefetch_slots(streams[ahead], tokens[cu[ahead] + column])
+                    self.fetch(streams[ahead])
                 self.push(streams[r], tokens[cu[r] + column])
                 left -= 1
             column += 1
@@ -437,7 +422,7 @@ cdef class NgramTrie:
             raise ValueError(f"namespace {namespace} is unknown: ask namespace() for its id first")
         cdef int node = self.namespaces[namespace][0], token
         for token in path:
-            node = find_child(&self.pool, node, token, edge_hash(node, token))
+            node = find_child(&self.pool, node, token)
             if node == 0:
                 break
         return node
@@ -519,7 +504,7 @@ cdef class NgramTrie:
         elif field == "newer":
             node.newer = value
         elif field == "table":
-            table_remove(&self.pool, id, edge_hash(node.parent, node.token))
+            table_remove(&self.pool, id)
         elif field == "used":
             self.pool.used += value
         elif field == "top":

@@ -2,7 +2,7 @@
 """The invariants of the trie's node pool, as one walk over everything that is linked."""
 from .draft_tree cimport Child
 from .trie_pool cimport (
-    HAS_TOP, TOP_SIZE, Node, Pool, TopList, at, edge_hash, find_child, freq_of, top_of, top_scan,
+    HAS_TOP, TOP_SIZE, Node, Pool, TopList, at, find_child, freq_of, top_of, top_scan,
 )
 
 
@@ -35,7 +35,7 @@ cdef inline object check_node(Pool* pool, int id, list children):
             return f"node {next}: does not link back to its parent {id} or sibling {previous}"
         if freq_of(child) < 1:
             return f"node {next}: freq {freq_of(child)}"
-        if find_child(pool, id, child.token, edge_hash(id, child.token)) != next:
+        if find_child(pool, id, child.token) != next:
             return f"node {next}: token {child.token} below {id} does not lead to it"
         children.append(next)
         previous = next
@@ -68,7 +68,7 @@ cdef inline object check_lru(Pool* pool, set leaves):
 
 cdef inline object check_pool(Pool* pool, int max_depth):
     """The first broken invariant in words, None if all hold."""
-    cdef int id, depth = 0, slots = 0
+    cdef int id, depth = 0, slots = 0, indexed = 0
     cdef unsigned int i
     level = []
     leaves = set()
@@ -92,9 +92,12 @@ cdef inline object check_pool(Pool* pool, int max_depth):
         for id in level:
             if depth and at(pool, id).first_child == 0:
                 leaves.add(id)
+            known = len(children)
             problem = check_node(pool, id, children)
             if problem is not None:
                 return problem
+            if len(children) > known + 1:
+                indexed += <int>len(children) - <int>known
         linked += len(children)
         level = children
         depth += 1
@@ -107,6 +110,6 @@ cdef inline object check_pool(Pool* pool, int max_depth):
     for i in range(pool.mask + 1):
         if pool.slots[i].child:
             slots += 1
-    if slots != pool.used:
-        return f"the table has {slots} entries for {pool.used} nodes"
+    if not slots == indexed == pool.indexed:
+        return f"the table has {slots} entries, counts {pool.indexed}, {indexed} nodes have siblings"
     return check_lru(pool, leaves)

@@ -80,6 +80,7 @@ cdef struct Pool:
     int emptied         # chain of roots whose last child was evicted
     Slot* slots
     unsigned int mask
+    int indexed         # nodes in the table
     TopList* tops       # [top_room], entry 0 unused
     int top_room
     int top_free
@@ -115,7 +116,8 @@ cdef inline unsigned int freq_of(Node* node) noexcept nogil:
 
 
 # The (parent, token) table: open addressing, linear probing, the full hash kept in the slot so
-# that neither growth nor deletion has to visit nodes.
+# that growth has to visit no node. It holds the children of nodes that have two or more: an only
+# child is found through its parent, and most nodes are only children.
 
 cdef inline unsigned int edge_hash(int parent, int token) noexcept nogil:
     cdef unsigned long long key = (<unsigned long long>parent << 32) | <unsigned int>token
@@ -125,17 +127,17 @@ cdef inline unsigned int edge_hash(int parent, int token) noexcept nogil:
     return <unsigned int>(key >> 32)
 
 
-cdef inline int find_hash(Pool* pool, unsigned int hash) noexcept nogil:
-    """The first node with this hash, 0 if no node has it; reads no node."""
-    cdef unsigned int i = hash & pool.mask
-    while pool.slots[i].child and pool.slots[i].hash != hash:
-        i = (i + 1) & pool.mask
-    return pool.slots[i].child
-
-
-cdef inline int find_child(Pool* pool, int parent, int token, unsigned int hash) noexcept nogil:
-    cdef unsigned int i = hash & pool.mask
-    cdef Node* node
+cdef inline int find_child(Pool* pool, int parent, int token) noexcept nogil:
+    """The child of a node, 0 if it has none with this token."""
+    cdef int id = at(pool, parent).first_child
+    cdef Node* node = at(pool, id)
+    cdef unsigned int hash, i
+    if id == 0 or node.token == token:
+        return id
+    if node.next_sibling == 0:
+        return 0
+    hash = edge_hash(parent, token)
+    i = hash & pool.mask
     while pool.slots[i].child:
         if pool.slots[i].hash == hash:
             node = at(pool, pool.slots[i].child)
@@ -152,8 +154,18 @@ cdef inline void table_insert(Slot* slots, unsigned int mask, Slot entry) noexce
     slots[i] = entry
 
 
-cdef inline void table_remove(Pool* pool, int child, unsigned int hash) noexcept nogil:
-    cdef unsigned int i = hash & pool.mask, j, home
+cdef inline void table_add(Pool* pool, int child) noexcept nogil:
+    cdef Slot entry
+    entry.hash = edge_hash(at(pool, child).parent, at(pool, child).token)
+    entry.child = child
+    table_insert(pool.slots, pool.mask, entry)
+    pool.indexed += 1
+
+
+cdef inline void table_remove(Pool* pool, int child) noexcept nogil:
+    cdef unsigned int i = edge_hash(at(pool, child).parent, at(pool, child).token) & pool.mask
+    cdef unsigned int j, home
+    pool.indexed -= 1
     while pool.slots[i].child != child:
         i = (i + 1) & pool.mask
     j = i
@@ -198,8 +210,8 @@ cdef inline int add_slab(Pool* pool) noexcept nogil:
     return 0
 
 
-cdef inline int pool_reserve(Pool* pool, int nodes) noexcept nogil:
-    """Makes room for `nodes` more nodes and table entries; -1 when memory is short."""
+cdef inline int pool_reserve(Pool* pool, int nodes, int entries) noexcept nogil:
+    """Makes room for more nodes and table entries; -1 when memory is short."""
     cdef long long spare
     while True:
         spare = pool.free_count + (<long long>pool.slab_count << pool.shift) - pool.high
@@ -207,7 +219,7 @@ cdef inline int pool_reserve(Pool* pool, int nodes) noexcept nogil:
             break
         if add_slab(pool) < 0:
             return -1
-    while (<long long>pool.used + nodes) * 5 > (<long long>pool.mask + 1) * 3:
+    while (<long long>pool.indexed + entries) * 5 > (<long long>pool.mask + 1) * 3:
         if table_resize(pool, (pool.mask + 1) * 2) < 0:
             return -1
     return 0
@@ -483,12 +495,16 @@ cdef inline int top_children(
     return found
 
 
-cdef inline void prefetch_neighbours(Pool* pool, Node* node) noexcept nogil:
-    """Fetches what moving `node` to the front of its lists will write."""
-    if node.prev_sibling:
-        prefetch(at(pool, node.prev_sibling))
-        prefetch(at(pool, node.next_sibling))
-    if node.newer >= 0:
+cdef inline void prefetch_touch(Pool* pool, Node* parent, int parent_id, int token) noexcept nogil:
+    """Fetches what the push of `token` below a node will read and write; its first child is here.
+
+    The first child is the most recent one and most often the one that comes again.
+    """
+    cdef Node* node = at(pool, parent.first_child)
+    if node.token != token:
+        if node.next_sibling:
+            prefetch(pool.slots + (edge_hash(parent_id, token) & pool.mask))
+    elif node.newer >= 0:
         prefetch(at(pool, node.newer))
         prefetch(at(pool, node.older))
 
@@ -523,7 +539,8 @@ cdef inline void scout_victims(Pool* pool, bint same_path) noexcept nogil:
     cdef Node* node
     if same_path:
         node = at(pool, pool.scout)
-        prefetch(pool.slots + (edge_hash(node.parent, node.token) & pool.mask))
+        if node.prev_sibling or node.next_sibling:
+            prefetch(pool.slots + (edge_hash(node.parent, node.token) & pool.mask))
         pool.scout = node.parent
     else:
         pool.scout = max(0, at(pool, at(pool, 0).newer).newer)
@@ -542,8 +559,13 @@ cdef inline void evict_leaf(Pool* pool) noexcept nogil:
     lru_unlink(pool, node)
     parent_id = node.parent
     parent = at(pool, parent_id)
-    table_remove(pool, id, edge_hash(parent_id, node.token))
-    sibling_unlink(pool, parent, node)
+    if node.prev_sibling or node.next_sibling:
+        table_remove(pool, id)
+        sibling_unlink(pool, parent, node)
+        if at(pool, parent.first_child).next_sibling == 0:
+            table_remove(pool, parent.first_child)
+    else:
+        parent.first_child = 0
     if parent.freq & HAS_TOP:
         top_remove(&pool.tops[top_of(pool, parent_id)[0]], id)
     pool.evictions += 1
@@ -562,27 +584,27 @@ cdef inline void evict_leaf(Pool* pool) noexcept nogil:
     scout_victims(pool, at(pool, 0).newer == parent_id)
 
 
-cdef inline int create_child(
-    Pool* pool, int parent_id, int token, unsigned int hash
-) noexcept nogil:
+cdef inline int create_child(Pool* pool, int parent_id, int token) noexcept nogil:
     cdef Node* parent = at(pool, parent_id)
     cdef Node* node
-    cdef Slot entry
+    cdef int id
     # Unlinked first: the parent may be the oldest leaf and must not be its own child's victim.
     if parent.newer >= 0:
         lru_unlink(pool, parent)
     if pool.used >= pool.capacity:
         evict_leaf(pool)
-    entry.child = take_node(pool)
-    entry.hash = hash
-    node = at(pool, entry.child)
+    id = take_node(pool)
+    node = at(pool, id)
     node.token = token
     node.parent = parent_id
-    table_insert(pool.slots, pool.mask, entry)
+    if parent.first_child:
+        if at(pool, parent.first_child).next_sibling == 0:
+            table_add(pool, parent.first_child)
+        table_add(pool, id)
     pool.used += 1
-    sibling_link(pool, parent, entry.child, node)
+    sibling_link(pool, parent, id, node)
     if parent.freq & HAS_TOP:
         pool.tops[top_of(pool, parent_id)[0]].children += 1
-    raise_freq(pool, parent_id, parent, entry.child, node)
-    lru_link(pool, entry.child, node, True)
-    return entry.child
+    raise_freq(pool, parent_id, parent, id, node)
+    lru_link(pool, id, node, True)
+    return id
