@@ -2,7 +2,7 @@
 # cython: initializedcheck=False, auto_pickle=False, autotestdict=False, embedsignature=False
 """The shared n-gram trie: every stream's text, indexed by its windows of up to max_depth tokens."""
 from cython cimport final
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
 from .draft_tree cimport (

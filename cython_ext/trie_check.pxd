@@ -110,6 +110,6 @@ cdef inline object check_pool(Pool* pool, int max_depth):
     for i in range(pool.mask + 1):
         if pool.slots[i].child:
             slots += 1
-    if not slots == indexed == pool.indexed:
-        return f"the table has {slots} entries, counts {pool.indexed}, {indexed} nodes have siblings"
+    if slots != indexed or slots != pool.indexed:
+        return f"the table has {slots} entries, counts {pool.indexed}, needs {indexed}"
     return check_lru(pool, leaves)

@@ -31,14 +31,21 @@ def compiled_structures(scheduler: Scheduler) -> None:
 def page_conservation(scheduler: Scheduler) -> None:
     """Free, cached and private pages are all pages, and none has two owners."""
     cache, table = scheduler.cache, scheduler.batch.table
-    owner: dict[int, str] = dict.fromkeys(cache.tree.pages().tolist(), "the tree")
+    owners = {"the tree": cache.tree.pages().tolist()}
     for holder in _holders(scheduler):
-        for page in holder.lease.private(table.pages(holder.slot)).tolist():
-            _require(page not in owner, f"page {page}: {owner.get(page)} and slot {holder.slot}")
-            owner[page] = f"slot {holder.slot}"
-    for page in owner:
-        _require(1 <= page <= cache.total, f"page {page} does not exist")
-        _require(not cache.allocator.is_free(page), f"page {page} of {owner[page]} is free")
+        private = holder.lease.private(table.pages(holder.slot))
+        owners[f"slot {holder.slot}"] = private.tolist()
+    owner: dict[int, str] = {}
+    for name, pages in owners.items():
+        before = len(owner)
+        twice = owner.keys() & pages
+        _require(not twice, f"pages {sorted(twice)} are of {name} and of another")
+        owner.update(dict.fromkeys(pages, name))
+        _require(len(owner) == before + len(pages), f"{name} has a page twice")
+    for page in filter(lambda page: not 1 <= page <= cache.total, owner):
+        raise AssertionError(f"page {page} of {owner[page]} does not exist")
+    for page in filter(cache.allocator.is_free, owner):
+        raise AssertionError(f"page {page} of {owner[page]} is free")
     total = len(owner) + cache.allocator.free_pages
     _require(total == cache.total, f"{total} pages are accounted for, of {cache.total}")
 
@@ -104,12 +111,15 @@ def states_registered(scheduler: Scheduler) -> None:
     states, batch = scheduler.batch.states, scheduler.batch
     waiting = {w.request.rid for w in scheduler.queue}
     for rid, state in states.items():
-        _require(state.request.rid == rid, f"{rid} names another request")
-        _require(state.request.progress.finish is None, f"{rid} is open after its end")
+        if state.request.rid != rid:
+            raise AssertionError(f"{rid} names another request")
+        if state.request.progress.finish is not None:
+            raise AssertionError(f"{rid} is open after its end")
         if isinstance(state, Waiting):
-            _require(rid in waiting, f"{rid} waits outside the queue")
-        else:
-            _require(batch.by_slot[state.slot] is state, f"{rid} is not in its slot")
+            if rid not in waiting:
+                raise AssertionError(f"{rid} waits outside the queue")
+        elif batch.by_slot[state.slot] is not state:
+            raise AssertionError(f"{rid} is not in its slot")
     _require(waiting <= states.keys(), f"{waiting - states.keys()} wait unregistered")
     for holder in _holders(scheduler):
         request = holder.request
@@ -144,9 +154,13 @@ def lengths_capped(scheduler: Scheduler) -> None:
     """No request has more tokens than it may."""
     for state in [*scheduler.batch.states.values(), *scheduler.batch.draining]:
         request = state.request
-        _require(request.length <= request.max_total, f"{request.rid} exceeds its cap")
-        _require(request.generated <= request.params.max_new_tokens, f"{request.rid}: too many")
-        _require(request.progress.sent <= request.generated, f"{request.rid} sent too much")
+        generated = request.generated
+        if len(request.prompt) + generated > request.max_total:
+            raise AssertionError(f"{request.rid} exceeds its cap")
+        if generated > request.params.max_new_tokens:
+            raise AssertionError(f"{request.rid}: too many")
+        if request.progress.sent > generated:
+            raise AssertionError(f"{request.rid} sent too much")
 
 
 def pages_cover(scheduler: Scheduler) -> None:

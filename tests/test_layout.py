@@ -1,7 +1,6 @@
 """The five layers import in one direction, and the links that make them one package resolve."""
 
 import ast
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -86,8 +85,12 @@ def test_links_resolve_home(folder: str) -> None:
     link = ROOT / "src" / "outrider" / folder
     assert link.is_symlink()
     assert link.resolve() == ROOT / folder
-    assert importlib.util.find_spec(f"outrider.{folder}") is not None
-    assert folder not in sys.modules
+    code = (
+        f"import sys; from outrider import {folder} as found;"
+        f"assert {str(link)!r} in found.__path__, found.__path__;"
+        f"assert {folder!r} not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
 def test_kernels_stays_a_namespace() -> None:

@@ -22,11 +22,28 @@ def supports_cpu_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.
     return device.type == "cpu" and dtype == torch.float32 and config.head_dim % 8 == 0
 
 
+class _Rows:
+    """A float32 matrix of a fixed width whose memory is used again by every step.
+
+    Steps differ in size, and megabytes of a new size each time would fragment the heap.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._buffer = torch.empty(0, width)
+
+    def take(self, rows: int) -> torch.Tensor:
+        """float32[rows, width]; valid until the next call."""
+        if rows > self._buffer.shape[0]:
+            self._buffer = torch.empty(max(rows, 2 * self._buffer.shape[0]), self._buffer.shape[1])
+        return self._buffer[:rows]
+
+
 class NativeDecoder:
     """Llama, Mistral, Qwen2 and Qwen3 in float32 on a CPU.
 
     A bfloat16 checkpoint stays bfloat16 in memory, which halves what a step streams; widening it
-    is exact. Results are bit-identical for every batch shape.
+    is exact. Results are bit-identical for every batch shape. A result's memory is its own only
+    until the next call of the same method.
     """
 
     def __init__(self, source: TensorSource, config: ModelConfig, portable: bool = False) -> None:
@@ -44,6 +61,8 @@ class NativeDecoder:
             eps=config.rms_norm_eps,
             portable=portable,
         )
+        self._hidden = _Rows(config.hidden_size)
+        self._logits = _Rows(config.vocab_size)
         head = read_head(source, config)
         arena = Arena(_arena_bytes(config, head.embed.dtype))
         self._weight_bytes = 0
@@ -76,7 +95,7 @@ class NativeDecoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[N, V] logits of hidden rows [N, H]."""
-        out = torch.empty(hidden.shape[0], self._config.vocab_size)
+        out = self._logits.take(hidden.shape[0])
         self._decoder.logits(hidden.numpy(), out.numpy())
         return out
 
@@ -89,7 +108,7 @@ class NativeDecoder:
     ) -> torch.Tensor:
         positions = batch.positions.numpy()
         self._rotary.reserve(int(positions.max()) + 1)
-        hidden = torch.empty(positions.shape[0], self._config.hidden_size)
+        hidden = self._hidden.take(positions.shape[0])
         self._decoder.forward(
             batch.input_ids.numpy(),
             positions,

@@ -40,7 +40,8 @@ class Run:
     def step(self, queries: list[Query]) -> list[torch.Tensor]:
         batch = make_batch(queries, self.pages)
         logits = self.model.logits(self.model.forward(batch, self.kv)[batch.logits_index])
-        return list(torch.split(logits, [len(query.tokens) for query in queries]))
+        # The model uses its memory again in the next step.
+        return list(torch.split(logits.clone(), [len(query.tokens) for query in queries]))
 
 
 def one_by_one(model: Model, config: ModelConfig) -> list[torch.Tensor]:

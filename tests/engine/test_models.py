@@ -61,7 +61,8 @@ class Session:
 
     def step(self, *queries: Query) -> torch.Tensor:
         batch = make_batch(list(queries), self.pages)
-        return self.model.logits(self.model.forward(batch, self.kv)[batch.logits_index])
+        hidden = self.model.forward(batch, self.kv)[batch.logits_index]
+        return self.model.logits(hidden).clone()  # its memory is used again
 
     def extend(self, sequence: Sequence, tokens: list[int]) -> torch.Tensor:
         logits = self.step(Query(sequence, tokens))
@@ -117,6 +118,7 @@ def test_captured_streams_match_transformers(loaded: Loaded) -> None:
     session, sequence = Session(loaded.model, loaded.config, 4, 3), Sequence()
     batch = make_batch([Query(sequence, tokens)], session.pages)
     hidden, captured = loaded.model.forward_capture(batch, session.kv, (0, 2))
+    hidden = hidden.clone()
     with torch.inference_mode():
         output = loaded.reference(torch.tensor([tokens]), output_hidden_states=True)
     close(captured[0], output.hidden_states[0][0])

@@ -267,7 +267,11 @@ def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     run_state_machine_as_test(
         CoreMachine,
         settings=settings(
-            max_examples=110, stateful_step_count=30, deadline=None, phases=[Phase.generate]
+            max_examples=110,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            phases=[Phase.generate],
         ),
     )
     print(dict(REACHED))

@@ -105,19 +105,23 @@ class ProposerMachine(RuleBasedStateMachine):
         self.model.push_rows(dict(zip(order, rows, strict=True)))
         self.propose(cap)
 
-    @rule(pick=st.integers(0, 4), again=st.sampled_from([True, True, False]))
-    def close(self, pick: int, again: bool) -> None:
+    @rule(
+        picks=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+        again=st.sampled_from([True, True, False]),
+    )
+    def close(self, picks: list[int], again: bool) -> None:
         """Some return at once, as a retracted request does, and are not counted twice."""
-        if len(self.model.text) < 2:
-            return
-        slot = sorted(self.model.text)[pick % len(self.model.text)]
-        self.drafter.close(slot)
-        tenant, text = self.model.text.pop(slot)
-        if again:
-            self.drafter.open(slot, TENANTS[tenant], i32(text), learn=False)
-            self.model.text[slot] = (tenant, list(text))
-            counters["returned"] += 1
-            self.propose(NODES)
+        for pick in picks:
+            if len(self.model.text) < 2:
+                return
+            slot = sorted(self.model.text)[pick % len(self.model.text)]
+            self.drafter.close(slot)
+            tenant, text = self.model.text.pop(slot)
+            if again:
+                self.drafter.open(slot, TENANTS[tenant], i32(text), learn=False)
+                self.model.text[slot] = (tenant, list(text))
+                counters["returned"] += 1
+                self.propose(NODES)
 
     @rule(
         name=st.sampled_from("xyz"),
