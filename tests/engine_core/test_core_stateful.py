@@ -260,6 +260,7 @@ class CoreMachine(RuleBasedStateMachine):
         return message.params.seed or 0
 
 
+@pytest.mark.no_cover  # the tracer makes it three times as slow; coverage stands without it
 def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     REACHED.clear()
     # Looks only so many new tokens ahead, so that small pools are overcommitted.
@@ -267,7 +268,7 @@ def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     run_state_machine_as_test(
         CoreMachine,
         settings=settings(
-            max_examples=110,
+            max_examples=80,
             stateful_step_count=30,
             deadline=None,
             derandomize=True,
