@@ -4,19 +4,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 from numpy.typing import NDArray
 
 from outrider.cython_ext.batch_assembly import assemble, compact_accepted
 
+from ..stateful import run_until_reached
 from .models import Assembled, assemble_model, compact_model
 
 REACHED: Counter[str] = Counter()
@@ -223,11 +222,7 @@ WANTED = [
 
 def test_against_model() -> None:
     REACHED.clear()
-    run_state_machine_as_test(
-        KvMachine,
-        settings=settings(max_examples=60, stateful_step_count=30, derandomize=True, deadline=None),
-    )
-    assert {event: REACHED[event] for event in WANTED if REACHED[event] < 100} == {}
+    run_until_reached(KvMachine, REACHED, WANTED, examples=25, steps=30)
 
 
 def test_a_tree_by_hand() -> None:

@@ -6,18 +6,17 @@ from typing import Final
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 
 from outrider.cython_ext.ngram_trie import NgramTrie
 
+from ..stateful import run_until_reached
 from .draft_models import Path, Rows, Rule, TrieModel, breadth_first, i32
 
 DEPTH: Final = 5
@@ -198,19 +197,8 @@ class TrieMachine(RuleBasedStateMachine):
 
 def test_the_trie_is_the_model() -> None:
     counters.clear()
-    run_state_machine_as_test(
-        TrieMachine,
-        settings=settings(
-            max_examples=60,
-            stateful_step_count=40,
-            derandomize=True,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-    for name in ("evicted", "walks", "slabs", "merged bfs", "merged prob", "full", "isolated"):
-        assert counters[name] >= 100, counters
+    wanted = ("evicted", "walks", "slabs", "merged bfs", "merged prob", "full", "isolated")
+    run_until_reached(TrieMachine, counters, wanted, examples=30, steps=40)
     assert counters["steps"] >= 1500, counters
 
 

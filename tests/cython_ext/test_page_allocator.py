@@ -3,19 +3,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 from numpy.typing import NDArray
 
 from outrider.cython_ext.page_allocator import PageAllocator
 
+from ..stateful import run_until_reached
 from .models import PageAllocatorModel
 
 REACHED: Counter[str] = Counter()
@@ -92,12 +91,8 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 def test_against_model() -> None:
     REACHED.clear()
-    run_state_machine_as_test(
-        AllocatorMachine,
-        settings=settings(max_examples=40, stateful_step_count=40, derandomize=True, deadline=None),
-    )
     wanted = ("short", "alloc", "free", "twice", "already_free", "low", "high", "reset")
-    assert {event: REACHED[event] for event in wanted if REACHED[event] < 100} == {}
+    run_until_reached(AllocatorMachine, REACHED, wanted, examples=20, steps=40)
 
 
 def test_order_is_lifo_and_lowest_first_when_fresh() -> None:

@@ -3,19 +3,18 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 from numpy.typing import NDArray
 
 from outrider.cython_ext.radix_trie import RadixTrie
 
+from ..stateful import run_until_reached
 from .models import PageNode, RadixTrieModel
 
 REACHED: Counter[str] = Counter()
@@ -230,11 +229,7 @@ WANTED = [
 
 def test_against_model() -> None:
     REACHED.clear()
-    run_state_machine_as_test(
-        RadixMachine,
-        settings=settings(max_examples=70, stateful_step_count=30, derandomize=True, deadline=None),
-    )
-    assert {event: REACHED[event] for event in WANTED if REACHED[event] < 100} == {}
+    run_until_reached(RadixMachine, REACHED, WANTED, examples=30, steps=30)
 
 
 def test_many_nodes_survive_growth_of_the_tables() -> None:

@@ -9,20 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from outrider.engine_core import admission
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.request import Draining, Running, Waiting
 
+from ..stateful import run_until_reached
 from .core_fixtures import (
     Got,
     assert_all_pages_back,
@@ -265,17 +264,6 @@ def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     REACHED.clear()
     # Looks only so many new tokens ahead, so that small pools are overcommitted.
     monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 6)
-    run_state_machine_as_test(
-        CoreMachine,
-        settings=settings(
-            max_examples=80,
-            stateful_step_count=30,
-            deadline=None,
-            derandomize=True,
-            phases=[Phase.generate],
-        ),
-    )
-    print(dict(REACHED))
     rare = [
         "retraction",
         "preemption",
@@ -288,4 +276,4 @@ def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         "chunked prefill",
         "dropped row",
     ]
-    assert not {name: REACHED[name] for name in rare if REACHED[name] < 100}
+    run_until_reached(CoreMachine, REACHED, rare, examples=25, steps=30)

@@ -6,13 +6,11 @@ from typing import Final
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     rule,
-    run_state_machine_as_test,
 )
 from numpy.typing import NDArray
 
@@ -21,6 +19,7 @@ from outrider.engine_core.host_drafter import HostDrafter, HostProposal
 from outrider.engine_core.ngram import NgramConfig, NgramProposer
 
 from ..cython_ext.draft_models import CorpusModel, Path, Rule, Tree, TrieModel, breadth_first
+from ..stateful import run_until_reached
 
 NODES: Final = 7
 DEPTH: Final = 5
@@ -195,20 +194,9 @@ class ProbMachine(ProposerMachine):
 
 def test_the_proposer_is_its_models() -> None:
     counters.clear()
+    wanted = ("proposed", "merged", "isolated", "returned", "deduped")
     for machine in (ProposerMachine, ProbMachine):
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=40,
-                stateful_step_count=25,
-                derandomize=True,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-    for name in ("proposed", "merged", "isolated", "returned", "deduped"):
-        assert counters[name] >= 100, counters
+        run_until_reached(machine, counters, wanted, examples=20, steps=25)
 
 
 def test_a_large_slot_number_and_many_rows() -> None:
