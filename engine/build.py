@@ -12,6 +12,7 @@ import torch
 from ..engine_core.assembly import Assembly, assemble, load_tail
 from ..engine_core.config import CoreConfig, EngineConfig, refuse_config, resolve_config
 from ..engine_core.core import EngineCore
+from ..engine_core.device_config import place
 from ..engine_core.messages import CoreInfo
 from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
 from ..engine_core.model_path import ModelNotFound, resolve_model
@@ -23,7 +24,7 @@ from .future_map import FutureMap
 from .host_memory import free_memory
 from .kv_pool import KVPool, bytes_per_token, plan_num_pages
 from .measure import StepTimer
-from .models import Model, load_model
+from .models import LoadFormat, Model, load_model
 from .step import StepRunner
 from .threads import choose_num_threads
 from .weights import WeightsError
@@ -90,9 +91,14 @@ def build_worker(config: EngineConfig) -> TorchWorker:
     model_config = _guard("model", lambda: load_model_config(folder))
     context = _context_length(config, model_config)
     free_bytes = free_memory()
-    device, dtype = torch.device("cpu"), torch.float32
-    model = _guard("model", lambda: _load(folder, model_config, dtype, device))
-    kv = _make_pool(config, model_config, model, free_bytes, context, device)
+    placement = place(config, torch.cuda.is_available(), model_config.torch_dtype)
+    if isinstance(placement, Refused):
+        raise RefusedError(placement)
+    device = torch.device(placement.device)
+    dtype: torch.dtype = getattr(torch, placement.dtype)
+    model = _guard("model", lambda: _load(folder, model_config, dtype, device, config.load_format))
+    memory = (free_bytes, placement.mem_fraction)
+    kv = _make_pool(config, model_config, model, memory, context, device)
     # Finished requests give their slot back a step later; twice the slots let others enter.
     max_slots = 2 * config.max_running_requests
     max_pages = -(-(context + _OVERRUN_TOKENS) // config.page_size)
@@ -168,16 +174,22 @@ def _context_length(config: EngineConfig, model: ModelConfig) -> int:
     return config.context_length
 
 
-def _load(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
+def _load(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: LoadFormat,
+) -> Model:
     longer = msgspec.structs.replace(config, context_length=config.context_length + _OVERRUN_TOKENS)
-    return load_model(folder, longer, dtype, device)
+    return load_model(folder, longer, dtype, device, load_format)
 
 
 def _make_pool(
     config: EngineConfig,
     model_config: ModelConfig,
     model: Model,
-    free_bytes: int,
+    memory: tuple[int, float],
     context: int,
     device: torch.device,
 ) -> KVPool:
@@ -185,8 +197,7 @@ def _make_pool(
     pages = _guard(
         "mem_fraction_static",
         lambda: plan_num_pages(
-            free_bytes,
-            config.mem_fraction_static,
+            *memory,
             model.weight_bytes,
             config.page_size,
             bytes_per_token(model_config, model.dtype),

@@ -134,10 +134,17 @@ class Checkpoint:
 
 
 class RandomTensors:
-    """Deterministic normal tensors instead of a checkpoint (load_format "dummy")."""
+    """Deterministic normal tensors instead of a checkpoint (load_format "dummy").
 
-    def __init__(self, dtype: torch.dtype, std: float = 0.02) -> None:
-        self._generator = torch.Generator().manual_seed(0)
+    Each is drawn in place, in ``dtype`` on ``device``: nothing passes through another type or
+    the host. The numbers of two devices differ.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device | None = None, std: float = 0.02
+    ) -> None:
+        self._device = torch.device("cpu") if device is None else device
+        self._generator = torch.Generator(self._device).manual_seed(0)
         self._dtype = dtype
         self._std = std
 
@@ -147,6 +154,7 @@ class RandomTensors:
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Ones for norms, else N(0, std^2)."""
+        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
         if name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=self._dtype)
-        return (torch.randn(shape, generator=self._generator) * self._std).to(self._dtype)
+            return tensor.fill_(1)
+        return tensor.normal_(0.0, self._std, generator=self._generator)

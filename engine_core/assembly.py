@@ -125,10 +125,12 @@ def assemble_replay(header: TraceHeader, worker: Worker, trace: TraceWriter) -> 
 
 
 def load_tail(config: EngineConfig) -> TailDecoder | None:
-    """The decoder for stop strings; None if the model has no tokenizer.json.
+    """The decoder for stop strings; None without a tokenizer.json or with skip_tokenizer_init.
 
     Raises ModelNotFound, ValueError or OSError when the tokenizer cannot be read.
     """
+    if config.skip_tokenizer_init:
+        return None
     if config.tokenizer_path is not None:
         folder = Path(config.tokenizer_path).expanduser()
         if not folder.is_dir():

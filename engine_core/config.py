@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from .device_config import refuse_on
 from .drafter_spec import MAX_DRAFT_TOKENS, NGRAM, DrafterSpec, find_drafter
 from .ngram import NgramConfig
 from .refusal import Refused
@@ -25,11 +26,28 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: Annotated[
         str | None, Doc(description="name in API answers; the model's if unset")
     ] = None
-    dtype: Annotated[
-        Literal["auto", "float32"],
-        Doc(description="computation type; auto is float32 on a CPU"),
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"],
+        Doc(
+            description="auto and safetensors: read *.safetensors; dummy: random weights of "
+            "config.json's shapes, for timing"
+        ),
     ] = "auto"
-    device: Annotated[Literal["auto", "cpu"], Doc(description="where the model runs")] = "auto"
+    skip_tokenizer_init: Annotated[
+        bool,
+        Doc(description="load no tokenizer: prompts are token ids, answers have no text"),
+    ] = False
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"],
+        Doc(
+            description="computation type; auto: the checkpoint's own on CUDA, float32 on a CPU, "
+            "which has no other"
+        ),
+    ] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Doc(description="where the model runs; auto: on CUDA if there is a device"),
+    ] = "auto"
     num_threads: Annotated[
         int | None, Doc(description="OpenMP threads; measured at start if unset")
     ] = None
@@ -38,8 +56,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     page_size: Annotated[int, Doc(description="tokens of a KV page: 1, 16, 32 or 64")] = 16
     mem_fraction_static: Annotated[
-        float, Doc(description="share of free memory that weights and KV pool may take")
-    ] = 0.5
+        float | None,
+        Doc(
+            description="share of free memory that weights and KV pool may take; if unset 0.9 on "
+            "CUDA, 0.5 on a CPU"
+        ),
+    ] = None
     max_total_tokens: Annotated[
         int | None,
         Doc(
@@ -66,6 +88,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disable_overlap_schedule: Annotated[
         bool, Doc(description="plan a step only after the previous one's result")
     ] = False
+    cuda_graph_max_bs: Annotated[
+        int | None,
+        Doc(
+            description="most requests of a step that replays a CUDA graph; max_running_requests "
+            "if unset"
+        ),
+    ] = None
+    disable_cuda_graph: Annotated[bool, Doc(description="launch every kernel by itself")] = False
     disable_radix_cache: Annotated[bool, Doc(description="no prefix reuse")] = False
     stream_interval: Annotated[
         int, Doc(description="tokens between two chunks of a stream; the first comes at once")
@@ -84,6 +114,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "fixed"],
         Doc(description="auto: draft only where measured times say it pays; fixed: always"),
     ] = "auto"
+    simulate_accept_length: Annotated[
+        float | None,
+        Doc(
+            description="force an accept length of this mean, bonus token included, whatever the "
+            "model says: for timing only, the text is wrong and every answer says `simulated`"
+        ),
+    ] = None
+    speculative_ngram_source: Annotated[
+        Literal["cpu", "gpu", "both"],
+        Doc(
+            description="cpu: a trie of all requests' text on the host; gpu: a match in each "
+            "request's own tokens on the device"
+        ),
+    ] = "cpu"
     speculative_ngram_min_bfs_breadth: Annotated[int, Doc(description="least fan-out")] = 1
     speculative_ngram_max_bfs_breadth: Annotated[int, Doc(description="greatest fan-out")] = 10
     speculative_ngram_match_type: Annotated[
@@ -119,6 +163,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             speculative_algorithm=None,
             speculative_num_draft_tokens=None,
             speculative_length_policy="auto",
+            simulate_accept_length=None,
             **{field.name: field.default for field in _ngram_fields()},
         )
 
@@ -163,7 +208,7 @@ def refuse_config(config: EngineConfig) -> Refused | None:
         ("page_size", config.page_size in (1, 16, 32, 64), "must be 1, 16, 32 or 64"),
         (
             "mem_fraction_static",
-            0.0 < config.mem_fraction_static < 1.0,
+            config.mem_fraction_static is None or 0.0 < config.mem_fraction_static < 1.0,
             "must be between 0 and 1",
         ),
         (
@@ -196,6 +241,11 @@ def refuse_config(config: EngineConfig) -> Refused | None:
             config.priority_preemption_threshold >= 0,
             "must be 0 or more",
         ),
+        (
+            "cuda_graph_max_bs",
+            config.cuda_graph_max_bs is None or config.cuda_graph_max_bs >= 1,
+            "must be 1 or more; leave it out for all running requests",
+        ),
         ("stream_interval", config.stream_interval >= 1, "must be 1 or more"),
         (
             "num_threads",
@@ -214,21 +264,26 @@ def refuse_config(config: EngineConfig) -> Refused | None:
             "priority_preemption_threshold",
             "needs --enable-priority-scheduling; set it or leave this out",
         )
+    if config.disable_cuda_graph and config.cuda_graph_max_bs is not None:
+        return Refused("cuda_graph_max_bs", "contradicts --disable-cuda-graph; leave one out")
+    if config.skip_tokenizer_init and config.tokenizer_path is not None:
+        return Refused("tokenizer_path", "contradicts --skip-tokenizer-init; leave one out")
+    if config.device != "auto":
+        refused = refuse_on(config, config.device)
+        if refused is not None:
+            return refused
     return _refuse_speculation(config)
 
 
 def _refuse_speculation(config: EngineConfig) -> Refused | None:
     if config.speculative_algorithm is None:
-        if config.speculative_num_draft_tokens is not None:
-            return Refused(
-                "speculative_num_draft_tokens",
-                "needs --speculative-algorithm; name one or leave this out",
-            )
-        if config.speculative_length_policy != "auto":
-            return Refused(
-                "speculative_length_policy",
-                "needs --speculative-algorithm; name one or leave this out",
-            )
+        for field, given in (
+            ("speculative_num_draft_tokens", config.speculative_num_draft_tokens is not None),
+            ("speculative_length_policy", config.speculative_length_policy != "auto"),
+            ("simulate_accept_length", config.simulate_accept_length is not None),
+        ):
+            if given:
+                return Refused(field, "needs --speculative-algorithm; name one or leave this out")
         return _refuse_ngram_flags(config)
     spec = find_drafter(config.speculative_algorithm)
     if isinstance(spec, Refused):
@@ -238,6 +293,13 @@ def _refuse_speculation(config: EngineConfig) -> Refused | None:
         return Refused(
             "speculative_num_draft_tokens",
             f"must be between 1 and {MAX_DRAFT_TOKENS}, got {width}",
+        )
+    simulated = config.simulate_accept_length
+    if simulated is not None and not 1.0 <= simulated <= width:
+        return Refused(
+            "simulate_accept_length",
+            f"must be between 1 and the {width} nodes of a verify row (bonus token included), "
+            f"got {simulated}",
         )
     if spec is not NGRAM:
         return _refuse_ngram_flags(config)
@@ -295,6 +357,11 @@ def _refuse_ngram(config: EngineConfig, width: int) -> Refused | None:
         return Refused(
             "speculative_ngram_external_sam_budget",
             "must be 1 or more when an external corpus is given",
+        )
+    if config.speculative_ngram_external_corpus_path is not None and config.skip_tokenizer_init:
+        return Refused(
+            "speculative_ngram_external_corpus_path",
+            "needs the tokenizer that --skip-tokenizer-init leaves out; leave one out",
         )
     return None
 

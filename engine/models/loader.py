@@ -26,11 +26,14 @@ def load_model(
     """The model of ``folder``, computing in ``dtype`` on ``device``.
 
     ``load_format``: "auto" and "safetensors" read the folder's safetensors; "dummy" makes random
-    weights and reads nothing. ``native`` False keeps to the torch reference where native kernels
-    exist. Raises WeightsError naming the tensor or file that is wrong.
+    weights on ``device`` and reads nothing. ``native`` False keeps to the torch reference where
+    native kernels exist. Raises WeightsError naming the tensor or file that is wrong.
     """
     if load_format == "dummy":
-        return _build(RandomTensors(dtype), config, dtype, device, native)
+        # Native kernels keep bfloat16 weights as they are: random ones are as large as real ones.
+        keeps = native and supports_cpu_kernels(config, dtype, device)
+        stored = torch.bfloat16 if keeps and config.torch_dtype == "bfloat16" else dtype
+        return _build(RandomTensors(stored, device), config, dtype, device, native)
     checkpoint = Checkpoint(folder)
     model = _build(checkpoint, config, dtype, device, native)
     checkpoint.finish(IGNORABLE)
