@@ -116,7 +116,7 @@ def build_worker(config: EngineConfig) -> TorchWorker:
         device=device.type,
         dtype=str(model.dtype).removeprefix("torch."),
     )
-    runner = StepRunner(model, kv, state, model_config.vocab_size)
+    runner = StepRunner(model, kv, state, model_config.vocab_size, config.simulate_accept_length)
     return TorchWorker(info, runner, StepTimer(model, kv))
 
 
@@ -150,6 +150,7 @@ def _core_info(resolved: CoreConfig) -> CoreInfo:
         dtype=sizes.dtype,
         weight_bytes=sizes.weight_bytes,
         pid=os.getpid(),
+        simulated=config.simulate_accept_length is not None,
     )
 
 

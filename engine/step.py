@@ -16,6 +16,7 @@ from .models import Model
 from .sampling.choose import choose_targets
 from .sampling.logprobs import collect_logprobs
 from .sampling.slot_table import AFTERWARDS, Feature
+from .speculative.simulate import SimulatedAcceptance
 from .speculative.verify import accept
 from .step_buffers import StepBuffers
 
@@ -31,14 +32,25 @@ class Drafted(NamedTuple):
 
 
 class StepRunner:
-    """Runs step plans in order on one model, its KV pool and the slots' state."""
+    """Runs step plans in order on one model, its KV pool and the slots' state.
 
-    def __init__(self, model: Model, kv: KVPool, state: FutureMap, vocab_size: int) -> None:
+    ``accept_length``: force this mean accept length (for timing alone).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        kv: KVPool,
+        state: FutureMap,
+        vocab_size: int,
+        accept_length: float | None = None,
+    ) -> None:
         self._model = model
         self._kv = kv
         self.state = state
         self._vocab_size = vocab_size
         self._buffers = StepBuffers()
+        self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
 
     def run(self, plan: StepPlan, drafts: HostDrafts | None) -> StepResult:
         """Run one step. Raises ValueError if the plan or the drafts break their contract."""
@@ -121,7 +133,7 @@ class StepRunner:
         targets = choose_targets(
             logits, drafted.batch, slots, node_cu, state.sampling, state.out_counts
         )
-        total = accept(targets, slots, drafted.branches, buffers, state, self._kv)
+        total = accept(targets, slots, drafted.branches, buffers, state, self._kv, self._simulated)
         accept_lens = buffers.accept_lens[:rows]
         logprobs: tuple[RowLogprobs, ...] = ()
         if state.sampling.featured and (state.sampling.features[slots] & AFTERWARDS).any():
@@ -136,7 +148,7 @@ class StepRunner:
                 state.sampling,
             )
         errors: tuple[RowError, ...] = ()
-        if total < rows:
+        if not accept_lens.all():
             bad = np.flatnonzero((accept_lens == 0) & (np.diff(node_cu) > 0)).tolist()
             errors = tuple(RowError(row, _BAD_LOGITS) for row in bad)
         return StepResult(

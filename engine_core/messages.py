@@ -168,7 +168,10 @@ ToCore = (
 
 
 class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a frontend needs to know of the core it talks to."""
+    """What a frontend needs to know of the core it talks to.
+
+    ``simulated``: accept lengths are forced, so that times mean something and texts do not.
+    """
 
     model: str
     vocab_size: int
@@ -184,6 +187,7 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     weight_bytes: int
     pid: int
+    simulated: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

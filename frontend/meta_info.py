@@ -10,7 +10,8 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``e2e_latency``: seconds. ``spec_accept_length`` (tau): tokens that verify steps emitted,
     bonus included, over verify steps; ``spec_accept_rate``: correct over proposed drafts; both
-    are 0 when there were none. ``spec_plain_steps``: decode steps without a draft.
+    are 0 when there were none. ``spec_plain_steps``: decode steps without a draft. ``simulated``:
+    the accept lengths were forced and the text is not the model's.
     """
 
     id: str
@@ -28,6 +29,7 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spec_correct_drafts_histogram: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
     spec_plain_steps: int | msgspec.UnsetType = msgspec.UNSET
     spec_off_reason: str | msgspec.UnsetType | None = msgspec.UNSET
+    simulated: bool = False
 
     def to_dict(self) -> dict[str, object]:
         """As a plain dictionary, without the keys that do not apply."""
@@ -48,18 +50,26 @@ def finish_reason_dict(finish: FinishReason, completion_tokens: int) -> dict[str
     return {"type": "stop", "matched": finish.matched}
 
 
-def running_meta_info(rid: str, prompt_tokens: int, completion_tokens: int) -> MetaInfo:
+def running_meta_info(
+    rid: str, prompt_tokens: int, completion_tokens: int, simulated: bool = False
+) -> MetaInfo:
     """What is known before a request ends."""
     return MetaInfo(
         id=rid,
         finish_reason=None,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
+        simulated=simulated,
     )
 
 
 def final_meta_info(
-    rid: str, finish: FinishReason, stats: RequestStats, e2e_latency: float, speculation: bool
+    rid: str,
+    finish: FinishReason,
+    stats: RequestStats,
+    e2e_latency: float,
+    speculation: bool,
+    simulated: bool = False,
 ) -> MetaInfo:
     """The whole ``meta_info`` of a finished request; ``speculation``: a drafter is loaded."""
     meta = MetaInfo(
@@ -70,6 +80,7 @@ def final_meta_info(
         cached_tokens=stats.cached_tokens,
         e2e_latency=e2e_latency,
         num_retractions=stats.retractions,
+        simulated=simulated,
     )
     if not speculation:
         return meta

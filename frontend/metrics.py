@@ -123,6 +123,7 @@ def _gauges(stats: CoreStats, info: CoreInfo, throughput: float) -> Iterator[Met
         ("spec_accept_rate", "accepted over proposed drafts", rate),
         ("spec_num_draft_tokens", "nodes verified a request", info.num_draft_tokens),
         ("ngram_nodes", "nodes of the n-gram trie", stats.ngram_nodes),
+        ("spec_simulated", "1: accept lengths are forced, for timing", int(info.simulated)),
     ):
         yield GaugeMetricFamily(PREFIX + name, text, value=value)
 

@@ -280,11 +280,14 @@ class AsyncService:
         self, seq: _Sequence, finish: FinishReason | None, stats: RequestStats | None, now: float
     ) -> MetaInfo:
         if finish is None:
-            return running_meta_info(seq.rid, seq.prompt_tokens, seq.completion_tokens)
+            return running_meta_info(
+                seq.rid, seq.prompt_tokens, seq.completion_tokens, self.info.simulated
+            )
         latency = now - seq.started
         self.metrics.observe_finish(latency, seq.completion_tokens, finish.kind)
         if stats is None:  # refused or lost before the core counted anything
             stats = RequestStats(
                 seq.prompt_tokens, seq.completion_tokens, 0, 0, 0, 0, 0, 0, 0, (), None
             )
-        return final_meta_info(seq.rid, finish, stats, latency, self.info.drafter is not None)
+        speculation = self.info.drafter is not None
+        return final_meta_info(seq.rid, finish, stats, latency, speculation, self.info.simulated)

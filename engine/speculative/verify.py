@@ -13,6 +13,7 @@ from ...engine_core.ids import I32
 from ..future_map import FutureMap
 from ..kv_pool import KVPool
 from ..step_buffers import StepBuffers
+from .simulate import SimulatedAcceptance
 
 
 def accept(
@@ -22,20 +23,24 @@ def accept(
     buffers: StepBuffers,
     state: FutureMap,
     kv: KVPool,
+    simulated: SimulatedAcceptance | None = None,
 ) -> int:
     """Accept the step's rows and return how many tokens they emit.
 
     ``targets`` int64[N]; ``slots`` int32[R]; ``branches``: whether any row's drafts branch. Fills
     ``buffers.accept_*`` and ``emitted``, moves the KV of accepted nodes side by side and the
-    slots' state over what was emitted.
+    slots' state over what was emitted. ``simulated`` forces the rows' accept lengths.
     """
     rows = len(slots)
+    tokens, chosen = buffers.input_ids, targets.numpy()
+    if simulated is not None:
+        tokens, chosen = simulated.force(chosen, slots, branches, buffers)
     total, scattered = walk(
-        buffers.input_ids,
+        tokens,
         buffers.parents if branches else None,
         buffers.cu_q[: rows + 1],
         buffers.node_cu[: rows + 1],
-        targets.numpy(),
+        chosen,
         buffers.accept_lens,
         buffers.accept_cu,
         buffers.accept_idx,

@@ -106,14 +106,18 @@ def _take(timing: Timing, data: str) -> None:
         timing.chunk(now, 1)  # a server that does not count: a chunk is taken for a token
 
 
-async def read_stats(client: httpx.AsyncClient) -> CoreStats | None:
-    """The core's counters from ``/server_info``; None when it is no outrider server."""
+async def read_server(client: httpx.AsyncClient) -> tuple[CoreStats | None, bool]:
+    """What ``/server_info`` says: the core's counters, and whether accept lengths are forced.
+
+    The counters are None when it is no outrider server.
+    """
     try:
         response = await client.get("/server_info")
         info = msgspec.json.decode(response.content, type=dict[str, object])
         states = msgspec.convert(info.get("internal_states"), list[dict[str, object]])
         names = [f.name for f in msgspec.structs.fields(CoreStats) if f.name != "call"]
         values = [states[0][name] for name in names]
-        return msgspec.convert([CoreStats.__struct_config__.tag, 0, *values], CoreStats)
+        stats = msgspec.convert([CoreStats.__struct_config__.tag, 0, *values], CoreStats)
+        return stats, info.get("simulated") is True
     except (httpx.HTTPError, msgspec.MsgspecError, KeyError, IndexError):
-        return None
+        return None, False

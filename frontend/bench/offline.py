@@ -62,9 +62,11 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 class OfflineReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything ``outrider bench offline`` writes. ``speedup``: median over the rounds of
     speculative over baseline tokens/s of the same round. ``differing_outputs``: prompts whose
-    greedy tokens differ between the sides (None when sampling).
+    greedy tokens differ between the sides (None when sampling). ``simulated``: the accept lengths
+    of the speculative side were forced, so its times mean something and its outputs do not.
     """
 
+    simulated: bool
     model: str
     prompts: str
     kind: str | None
@@ -126,6 +128,7 @@ async def bench_offline(
         for b, s in zip(rounds["baseline"], rounds.get("speculative", []), strict=False)
     ]
     return OfflineReport(
+        simulated=config.simulate_accept_length is not None,
         model=config.model,
         prompts=source,
         kind=kind,

@@ -5,6 +5,7 @@ from .offline import OfflineReport, Side
 from .serving import ServingReport, ServingResult
 
 _WIDTH = 34
+_SIMULATED = "simulated: accept lengths are forced (--simulate-accept-length); texts mean nothing"
 
 
 def offline_table(report: OfflineReport) -> str:
@@ -35,6 +36,8 @@ def offline_table(report: OfflineReport) -> str:
         lines.append("no --speculative-algorithm was given: only the baseline was measured")
     else:
         lines.append(f"{'speedup (median of the rounds)':<{_WIDTH}}{report.speedup:>24.3f}")
+        if report.simulated:
+            lines.append(_SIMULATED)
         positions = report.speculative.speculation.accept_rate_per_position
         shown = " ".join(f"{rate:.2f}" for rate in positions[:8]) or "-"
         lines.append(f"{'accept rate by position':<{_WIDTH}}{shown:>32}")
@@ -72,6 +75,8 @@ def _serving_block(title: str, report: ServingReport, found: ServingResult) -> s
         _line("Total token throughput (tok/s)", f"{found.total_throughput:.2f}"),
         _line("Concurrency", f"{found.concurrency:.2f}"),
     ]
+    if found.simulated:
+        lines.append(_SIMULATED)
     if found.first_error is not None:
         lines.append(_line("First error", found.first_error))
     for name, times in (

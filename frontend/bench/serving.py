@@ -16,7 +16,7 @@ import msgspec
 
 from ...engine_core.config import EngineConfig
 from ..errors import OutriderError
-from .load import read_stats, send_all
+from .load import read_server, send_all
 from .measure import CoreCost, Speculation, Spread, Timing, core_cost, speculation, spread
 from .prompts import BenchPrompt
 
@@ -27,9 +27,11 @@ class ServingResult(msgspec.Struct, frozen=True, kw_only=True):
     """One server's numbers; latencies in milliseconds, throughput in tokens or requests a second.
 
     ``speculation`` and ``core`` are None for a server without ``/server_info`` counters.
+    ``simulated``: the server says that its accept lengths are forced.
     """
 
     base_url: str
+    simulated: bool
     completed: int
     failed: int
     first_error: str | None
@@ -52,9 +54,10 @@ class ServingResult(msgspec.Struct, frozen=True, kw_only=True):
 class ServingReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything ``outrider bench serve`` writes. ``speedup``: ratio of output throughput.
 
-    ``baseline`` is None only with ``--no-baseline``.
+    ``baseline`` is None only with ``--no-baseline``. ``simulated``: of either server.
     """
 
+    simulated: bool
     prompts: str
     kind: str | None
     num_prompts: int
@@ -103,14 +106,15 @@ async def measure_server(base_url: str, load: Load) -> ServingResult:
         await send(load.prompts[:1])
         with contextlib.suppress(httpx.HTTPError):  # other servers may not have it
             await client.post("/flush_cache", params={"timeout": 10})
-        before = await read_stats(client)
+        before, _ = await read_server(client)
         started = time.perf_counter()
         timings = await send(load.prompts)
         seconds = time.perf_counter() - started
-        after = await read_stats(client)
-    if before is None or after is None:
-        return _result(base_url, timings, seconds, None, None)
-    return _result(base_url, timings, seconds, speculation(before, after), core_cost(before, after))
+        after, simulated = await read_server(client)
+    spec, core = None, None
+    if before is not None and after is not None:
+        spec, core = speculation(before, after), core_cost(before, after)
+    return _result(base_url, simulated, timings, seconds, spec, core)
 
 
 async def _model(client: httpx.AsyncClient, base_url: str) -> str:
@@ -124,6 +128,7 @@ async def _model(client: httpx.AsyncClient, base_url: str) -> str:
 
 def _result(
     base_url: str,
+    simulated: bool,
     timings: list[Timing],
     seconds: float,
     spec: Speculation | None,
@@ -137,6 +142,7 @@ def _result(
     tpot = [(t.last - (t.first or 0.0)) / (t.tokens - 1) for t in good if t.tokens > 1]
     return ServingResult(
         base_url=base_url,
+        simulated=simulated,
         completed=len(good),
         failed=len(failed),
         first_error=(failed[0].error or "no token came") if failed else None,
@@ -178,6 +184,7 @@ async def bench_serving(
         speedup = measured.output_throughput / baseline.output_throughput
     spec = measured.speculation
     return ServingReport(
+        simulated=measured.simulated or (baseline is not None and baseline.simulated),
         prompts=source,
         kind=kind,
         num_prompts=len(load.prompts),

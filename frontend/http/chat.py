@@ -84,8 +84,8 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     matched_stop: int | str | None = None
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer that is not streamed."""
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer that is not streamed. ``simulated``: its accept lengths were forced."""
 
     id: str
     object: str
@@ -93,6 +93,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    simulated: bool = False
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,6 +105,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    simulated: bool = False
 
 
 async def chat_completions(request: Request) -> Response:
@@ -219,6 +221,7 @@ class _Job:
             model=self._model,
             choices=[self._choice(sequence) for sequence in collect(deltas, self._n)],
             usage=self._usage.total(),
+            simulated=self._service.info.simulated,
         )
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -285,5 +288,6 @@ class _Job:
                 model=self._model,
                 choices=choices,
                 usage=usage,
+                simulated=self._service.info.simulated,
             )
         )

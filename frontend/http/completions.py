@@ -44,7 +44,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An answer, or one chunk of a streamed one."""
+    """An answer, or one chunk of a streamed one. ``simulated``: its accept lengths were forced."""
 
     id: str
     object: str
@@ -52,6 +52,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    simulated: bool = False
 
 
 async def completions(request: Request) -> Response:
@@ -204,4 +205,5 @@ class _Job:
             model=self._model,
             choices=choices,
             usage=usage,
+            simulated=self._service.info.simulated,
         )

@@ -68,11 +68,12 @@ class Driver:
         slots: int = 8,
         page_size: int = 4,
         max_tokens: int = 256,
+        accept_length: float | None = None,
     ) -> None:
         self.pages = -(-max_tokens // page_size)
         self.kv = KVPool(slots * self.pages, page_size, config, torch.float32, CPU)
         self.state = FutureMap(slots, self.pages, config.vocab_size, CPU)
-        self.runner = StepRunner(model, self.kv, self.state, config.vocab_size)
+        self.runner = StepRunner(model, self.kv, self.state, config.vocab_size, accept_length)
         self.step = 0
         order = torch.randperm(slots * self.pages, generator=torch.Generator().manual_seed(1)) + 1
         self._order = order.view(slots, self.pages).tolist()
