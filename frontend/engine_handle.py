@@ -17,6 +17,7 @@ from .core_client import CoreClient, connect_core
 from .corpus_load import corpus_from_file
 from .errors import LaunchError
 from .launch import STOP_TIMEOUT_S, CoreProcess, describe_exit, start_core
+from .no_tokenizer import NoTokenizer
 from .service import AsyncService
 from .tokenizer import Tokenizer
 
@@ -28,15 +29,17 @@ STARTUP_CORPUS = "startup"  # name of the corpus that a flag loads
 StartCore = Callable[[EngineConfig], CoreProcess]
 
 
-def tokenizer_folder(config: EngineConfig) -> Path:
-    """Where the tokenizer's files are. Raises ModelNotFound, RefusedError."""
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """The tokenizer that a configuration names. Raises ModelNotFound, RefusedError."""
+    if config.skip_tokenizer_init:
+        return NoTokenizer(resolve_model(config.model, config.revision))
     if config.tokenizer_path is None:
-        return resolve_model(config.model, config.revision)
+        return Tokenizer(resolve_model(config.model, config.revision))
     folder = Path(config.tokenizer_path).expanduser()
     if not folder.is_dir():
         reason = f"{config.tokenizer_path!r} is not a folder; name one with a tokenizer.json"
         raise RefusedError(Refused("tokenizer_path", reason))
-    return folder
+    return Tokenizer(folder)
 
 
 class EngineHandle:
@@ -138,7 +141,7 @@ async def start_engine(
     Raises ModelNotFound, RefusedError or LaunchError. ``restart``: a core that dies is replaced;
     after three failed starts in a row the engine counts as dead.
     """
-    tokenizer = await asyncio.to_thread(lambda: Tokenizer(tokenizer_folder(config)))
+    tokenizer = await asyncio.to_thread(load_tokenizer, config)
     core, client = await _start_and_connect(config, start)
     try:
         assert core.info is not None

@@ -32,6 +32,11 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in json.dumps(decoder)
 
     @property
+    def has_text(self) -> bool:
+        """Whether token ids have text here."""
+        return True
+
+    @property
     def bos_token(self) -> str | None:
         """Text of the beginning-of-sequence token, if the model has one."""
         return self.special_tokens.get("bos_token")
@@ -101,8 +106,8 @@ def _load_rust(path: Path) -> tokenizers.Tokenizer:
         raise RefusedError(
             Refused(
                 "tokenizer_path",
-                f"{path.parent} has no tokenizer.json; convert the tokenizer to the fast format "
-                "or name a folder that has one",
+                f"{path.parent} has no tokenizer.json; convert the tokenizer to the fast format, "
+                "name a folder that has one, or use token ids alone with --skip-tokenizer-init",
             )
         )
     try:

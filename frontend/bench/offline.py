@@ -161,7 +161,7 @@ async def _round(
     service = engine.service
     items = [
         GenerateItem(
-            prompt=service.tokenizer.encode(prompt.prompt),
+            prompt=await service.tokens_of(prompt.prompt),
             params=SamplingParams(
                 max_new_tokens=prompt.max_tokens, temperature=temperature, seed=number
             ),

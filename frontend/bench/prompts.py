@@ -1,4 +1,7 @@
-"""Prompts of a benchmark: JSON lines ``{"id", "kind", "prompt", "max_tokens"}``."""
+"""Prompts of a benchmark: JSON lines ``{"id", "kind", "prompt", "max_tokens"}``.
+
+``prompt`` is text or a list of token ids.
+"""
 
 from pathlib import Path
 
@@ -12,7 +15,7 @@ class BenchPrompt(msgspec.Struct, frozen=True):
 
     id: str
     kind: str
-    prompt: str
+    prompt: str | list[int]
     max_tokens: int = 128
 
 

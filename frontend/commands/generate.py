@@ -26,6 +26,11 @@ def main(args: list[str]) -> int:
     add_engine_flags(parser)
     namespace = parser.parse_args(args)
     config = resolve_engine(namespace)
+    if config.skip_tokenizer_init:
+        raise UsageError(
+            "--skip-tokenizer-init: generate takes text and prints text; use `outrider run` with "
+            "token ids"
+        )
     params = params_from_flags(namespace)
     if params.logprobs is not None and not namespace.json:
         raise UsageError("--logprobs: is printed by --json only; add --json or leave it out")

@@ -144,6 +144,7 @@ class _Job:
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous = options is not None and bool(options.continuous_usage_stats)
         self._offsets = [0] * self._count
+        self._every = self._logprobs or not service.tokenizer.has_text
 
     async def whole(self) -> Completion:
         """The answer that is not streamed."""
@@ -158,7 +159,7 @@ class _Job:
         """The chunks of a streamed answer."""
         async with contextlib.aclosing(self._deltas(stream=True)) as deltas:
             async for delta in deltas:
-                if delta.text or delta.finish is not None or self._logprobs:
+                if delta.text or delta.finish is not None or self._every:
                     choice = self._choice(delta, delta.text, [delta])
                     yield event(self._answer([choice], self._chunk_usage()))
         if self._include_usage:

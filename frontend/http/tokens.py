@@ -63,6 +63,8 @@ async def detokenize(request: Request) -> Response:
     service = state.require()
     body = await read_json(request, DetokenizeBody, state.max_body_bytes)
     check_model(body.model, state)
+    if not service.tokenizer.has_text:
+        raise HttpError(501, "tokens: --skip-tokenizer-init left the tokenizer out", param="tokens")
     for token in body.tokens:
         if not 0 <= token < service.info.vocab_size:
             raise HttpError(

@@ -21,7 +21,7 @@ from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.refusal import RefusedError
 from outrider.frontend import cli
-from outrider.frontend.engine_handle import tokenizer_folder
+from outrider.frontend.engine_handle import load_tokenizer
 from outrider.frontend.tokenizer import Tokenizer
 
 from ..engine.tiny import write_checkpoint
@@ -438,7 +438,7 @@ def test_tokenizers(what: str, tmp_path: Path) -> None:
 
 def test_a_tokenizer_path_is_a_folder(tmp_path: Path) -> None:
     with tokenizer_refused("is not a folder"):
-        tokenizer_folder(engine_config(tmp_path, tokenizer_path="no/such"))
+        load_tokenizer(engine_config(tmp_path, tokenizer_path="no/such"))
     with pytest.raises(ValueError, match="tokenizer_path"):
         load_tail(engine_config(tmp_path, tokenizer_path="no/such"))
 

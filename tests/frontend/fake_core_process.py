@@ -66,7 +66,9 @@ class FakeCore:
         per_step: int = 1,
         step_ms: float = 1.0,
         drafter: str | None = "NGRAM",
+        simulated: bool = False,
     ) -> None:
+        self.simulated = simulated
         self.vocab = vocab
         self.token = token
         self.per_step = per_step
@@ -99,6 +101,7 @@ class FakeCore:
             dtype="float32",
             weight_bytes=1,
             pid=os.getpid(),
+            simulated=self.simulated,
         )
 
     def serve(self) -> None:
@@ -234,6 +237,7 @@ def main() -> int:
         per_step=int(sys.argv[1]) if len(sys.argv) > 1 else 1,
         step_ms=float(sys.argv[2]) if len(sys.argv) > 2 else 1.0,
         drafter=launch.config.speculative_algorithm,
+        simulated=launch.config.simulate_accept_length is not None,
     )
     threading.Thread(target=_stop_at_eof, daemon=True).start()
     print("noise that is not a status line", flush=True)

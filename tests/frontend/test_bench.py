@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
 
@@ -126,6 +127,28 @@ def test_serving_measures_the_baseline_beside_the_server(tmp_path: Path) -> None
     assert "Accept length:" in done.stdout
     assert "Speedup (output throughput):" in done.stdout
     assert "no baseline was measured" in alone.stdout
+
+
+def test_forced_accept_lengths_are_marked_everywhere(tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    flags = ["--speculative-algorithm", "NGRAM", "--simulate-accept-length", "3"]
+    with fake_server(*flags) as server:
+        done = bench(
+            *("serve", "--prompts", str(PROMPTS), "--num-prompts", "2", "--max-new-tokens", "4"),
+            *("--base-url", server.url, "--no-baseline", "--json", str(file)),
+        )
+        assert done.returncode == 0, done.stderr
+        with httpx.Client(base_url=server.url, timeout=20, verify=False) as client:
+            assert client.get("/server_info").json()["simulated"] is True
+            assert "outrider:spec_simulated 1.0" in client.get("/metrics").text
+            body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
+            answer = client.post("/generate", json=body).json()
+            assert answer["meta_info"]["simulated"] is True
+            body = {"model": "pycoder", "prompt": "a", "max_tokens": 2}
+            assert client.post("/v1/completions", json=body).json()["simulated"] is True
+    report = json.loads(file.read_text())
+    assert report["simulated"] is report["measured"]["simulated"] is True
+    assert "accept lengths are forced" in done.stdout
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:

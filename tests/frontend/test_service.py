@@ -248,3 +248,5 @@ def test_meta_info_without_and_with_drafts() -> None:
     assert (spec["spec_accept_length"], spec["spec_accept_rate"]) == (0.0, 0.0)
     assert (spec["spec_plain_steps"], spec["spec_off_reason"]) == (4, "too short")
     assert spec["finish_reason"] == {"type": "length", "length": 4}
+    assert "simulated" not in spec
+    assert final_meta_info("r", FinishReason("length"), none, 0.5, True, True).simulated
