@@ -70,7 +70,7 @@ def tiles(block_m: int, itemsize: int = 2) -> Iterator[SkinnyConfig]:
 def splits(
     config: SkinnyConfig, n: int, k: int, block_m: int, itemsize: int = 2, sms: int = 132
 ) -> list[int]:
-    """The values of split_k whose grids fill ``sms`` multiprocessors best, at most two.
+    """The values of split_k whose grids fill ``sms`` multiprocessors best, at most three.
 
     Every part keeps at least four blocks of K, and parts that do not divide K are left out unless
     nothing else remains.
@@ -78,6 +78,8 @@ def splits(
     blocks, depth = -(-n // config.block_n), -(-k // config.block_k)
     shared = config.shared_bytes(block_m, itemsize) + _RESERVED_BYTES
     slots = sms * max(1, min(SHARED_BYTES // shared, 2048 // (32 * config.warps)))
+    if blocks >= 4 * slots:
+        return [1]
     fits = [s for s in range(1, 17) if depth % s == 0 and depth // s >= 4] or [1]
 
     def idle(split: int) -> float:
@@ -85,7 +87,7 @@ def splits(
         waves = blocks * split / slots
         return -(-blocks * split // slots) / waves - 1 + 0.02 * (split - 1)
 
-    return sorted(fits, key=idle)[:2]
+    return sorted(fits, key=idle)[:3]
 
 
 def candidates(

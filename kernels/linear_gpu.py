@@ -78,7 +78,7 @@ def _store(  # type: ignore[no-untyped-def]
     tl.store(at, acc.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "depth"])
+@triton.jit(do_not_specialize=["rows", "steps", "depth"])
 def _skinny(  # type: ignore[no-untyped-def]
     x, weight, x_desc, weight_desc, bias, residual, out, partial, arrived,
     rows, N, K, steps, depth, stride_x, stride_w, stride_r, stride_o,
