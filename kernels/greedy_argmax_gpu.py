@@ -1,0 +1,113 @@
+"""Greedy choice over rows of logits in Triton: the best of each chunk, then of each row."""
+
+import torch
+import triton
+import triton.language as tl
+
+# Enough programs to keep every processor's loads in flight; beyond that, larger chunks.
+_PROGRAMS = 1024
+_SMALLEST_CHUNK, _LARGEST_BLOCK, _LARGEST_CHUNK = 1024, 4096, 16384
+
+
+@triton.jit
+def _chunk_best(
+    logits: tl.tensor,
+    best: tl.tensor,
+    best_id: tl.tensor,
+    vocab: tl.tensor,
+    stride: tl.tensor,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    lane = tl.arange(0, BLOCK)
+    top = tl.full((BLOCK,), -float("inf"), tl.float32)
+    top_id = tl.full((BLOCK,), 0, tl.int32)
+    broken = tl.full((BLOCK,), 0, tl.int32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    for start in tl.static_range(0, CHUNK, BLOCK):
+        column = chunk * CHUNK + start + lane
+        inside = column < vocab
+        value = tl.load(logits + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+        # false for a NaN too
+        broken = tl.where(tl.abs(value) < float("inf"), broken, 1)
+        better = inside & (value > top)
+        top = tl.where(better, value, top)
+        top_id = tl.where(better, column, top_id)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    peak = tl.max(top, 0)
+    first = tl.min(tl.where(top == peak, top_id, vocab), 0)
+    place = row * tl.num_programs(1) + chunk
+    tl.store(best + place, peak)
+    tl.store(best_id + place, tl.where(tl.max(broken, 0) == 0, first, -1))
+
+
+@triton.jit
+def _row_best(
+    best: tl.tensor,
+    best_id: tl.tensor,
+    ids: tl.tensor,
+    chunks: tl.tensor,
+    vocab: tl.tensor,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, BLOCK)
+    inside = chunk < chunks
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    top = tl.load(best + row * chunks + chunk, mask=inside, other=-float("inf"))
+    top_id = tl.load(best_id + row * chunks + chunk, mask=inside, other=vocab)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    first = tl.min(tl.where(top == tl.max(top, 0), top_id, vocab), 0)
+    # a broken chunk's id is -1 whatever its best value
+    tl.store(ids + row, tl.where(tl.min(top_id, 0) < 0, -1, first).to(tl.int64))
+
+
+def greedy_argmax(logits: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+    """int64[N]: the id of each row's largest logit, the lowest one among equals.
+
+    ``logits`` [N, V] of any float dtype up to float32. A row with a NaN or an infinity has no
+    choice: -1. ``pdl``: programmatic dependent launch (Hopper and later). Raises ValueError
+    unless the rows are contiguous and V >= 1.
+    """
+    rows, vocab = logits.shape
+    if vocab < 1 or logits.stride(1) != 1:
+        raise ValueError(f"logits {tuple(logits.shape)} are not contiguous rows of a vocabulary")
+    chunk = triton.next_power_of_2(triton.cdiv(rows * vocab, _PROGRAMS))
+    chunk = min(max(chunk, _SMALLEST_CHUNK), _LARGEST_CHUNK)
+    block = min(chunk, _LARGEST_BLOCK)
+    chunks = triton.cdiv(vocab, chunk)
+    best = logits.new_empty(rows, chunks, dtype=torch.float32)
+    best_id = logits.new_empty(rows, chunks, dtype=torch.int32)
+    ids = logits.new_empty(rows, dtype=torch.int64)
+    _chunk_best[(rows, chunks)](
+        logits,
+        best,
+        best_id,
+        vocab,
+        logits.stride(0),
+        CHUNK=chunk,
+        BLOCK=block,
+        PDL=pdl,
+        num_warps=min(block // 256, 8),
+        launch_pdl=pdl,
+    )
+    _row_best[(rows,)](
+        best,
+        best_id,
+        ids,
+        chunks,
+        vocab,
+        BLOCK=triton.next_power_of_2(chunks),
+        PDL=pdl,
+        num_warps=1 if chunks <= 256 else 4,
+        launch_pdl=pdl,
+    )
+    return ids
