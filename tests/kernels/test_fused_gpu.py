@@ -64,6 +64,12 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
     )
 
 
+def normed(x: torch.Tensor, weight: torch.Tensor, gemma: bool) -> torch.Tensor:
+    """float64 RMS norm, without roundings."""
+    wide, gain = x.double(), weight.double() + gemma
+    return wide / (wide.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * gain
+
+
 @pytest.mark.parametrize("pdl", PDL)
 @pytest.mark.parametrize("gemma", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
