@@ -1,7 +1,7 @@
 """Tile shapes of the weight-streaming matmul, and which of them are worth measuring."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_ROWS = 128
 SHARED_BYTES = 227 * 1024  # of an SM of compute capability 9.0
@@ -104,4 +104,28 @@ def candidates(
                         tile.prefetch,
                     )
                 )  # fmt: skip
+    return found
+
+
+# Tile shapes (block_n, block_k, stages, tma) of each row tier that a start measures.
+_SHORTLIST = {
+    16: ((64, 128, 5, False), (64, 128, 5, True), (128, 128, 3, True), (64, 256, 5, True)),
+    32: ((64, 128, 4, False), (64, 128, 4, True), (128, 128, 5, True), (128, 64, 6, True)),
+    64: ((64, 128, 6, True), (128, 128, 4, True), (128, 64, 4, True), (128, 64, 4, False)),
+    128: ((128, 128, 3, True), (128, 64, 6, True), (256, 64, 4, True)),
+}
+
+
+def shortlist(
+    n: int, k: int, block_m: int, itemsize: int = 2, sms: int = 132
+) -> list[SkinnyConfig]:
+    """The few configurations that are measured when a model starts on a new machine."""
+    found = []
+    for block_n, block_k, stages, tma in _SHORTLIST[block_m]:
+        warps = 8 if block_n * block_m >= 256 * 32 or block_n == 256 else 4
+        tile = SkinnyConfig(block_n, block_k, 1, warps, stages, tma, stages)
+        small = tile.shared_bytes(block_m, itemsize) + _RESERVED_BYTES <= SHARED_BYTES
+        if small and k % block_k == 0:
+            best = splits(tile, n, k, block_m, itemsize, sms)[:2]
+            found += [replace(tile, split_k=split) for split in best]
     return found

@@ -1,0 +1,198 @@
+"""Which matmul runs a linear layer of few rows: measured once a device and kept on disk.
+
+The key is the weight's shape, the tier of rows (a tile's height), the dtype and the epilogue. A
+tier has one choice, so that a row's bits do not depend on how many rows of the tier a step has.
+"""
+
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ..kernels.linear_config import MAX_ROWS, SkinnyConfig, row_tier, shortlist
+
+CACHE_VARIABLE = "OUTRIDER_CACHE_DIR"
+_VERSION = 1
+
+Epilogue = Literal["none", "residual", "silu_mul"]
+
+
+class GemmKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A weight [n, k] with up to ``m_tier`` rows of input."""
+
+    n: int
+    k: int
+    m_tier: int
+    dtype: str
+    epilogue: Epilogue = "none"
+
+
+class CublasChoice(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="cublas"
+):
+    """The library's matmul, and a second kernel where the epilogue needs one."""
+
+
+class TritonChoice(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="triton"
+):
+    """The weight-streaming kernel; the fields are ``SkinnyConfig``'s."""
+
+    block_n: int
+    block_k: int
+    split_k: int
+    warps: int
+    stages: int
+    tma: bool
+    prefetch: int
+
+    def __post_init__(self) -> None:
+        self.config()  # refuses what no kernel can run
+
+    @classmethod
+    def of(cls, config: SkinnyConfig) -> "TritonChoice":
+        """The choice of ``config``."""
+        return cls(**{name: getattr(config, name) for name in cls.__struct_fields__})
+
+    def config(self) -> SkinnyConfig:
+        """The kernel's configuration. Raises ValueError on values no kernel can run."""
+        return SkinnyConfig(**msgspec.structs.asdict(self))
+
+
+class GemmEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The choice for a key, and the microseconds of it and of cuBLAS."""
+
+    key: GemmKey
+    choice: CublasChoice | TritonChoice
+    microseconds: float
+    cublas_microseconds: float
+
+
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the measurements depend on besides the key."""
+
+    device: str
+    torch: str
+    triton: str
+
+    def file_name(self) -> str:
+        """A file name of the three, other characters than letters, digits, . and + replaced."""
+        parts = (re.sub(r"[^A-Za-z0-9.+]+", "_", p) for p in (self.device, self.torch, self.triton))
+        return "-".join(parts) + ".json"
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    machine: Machine
+    entries: list[GemmEntry]
+
+
+# Seconds of one matmul of a key: with a configuration, or with cuBLAS where it is None.
+Measure = Callable[[GemmKey, SkinnyConfig | None], float]
+
+
+def cache_directory() -> Path:
+    """Where measured tables lie: ``gemm`` in $OUTRIDER_CACHE_DIR or in ~/.cache/outrider."""
+    root = os.environ.get(CACHE_VARIABLE)
+    return (Path(root) if root else Path.home() / ".cache" / "outrider") / "gemm"
+
+
+class GemmTable:
+    """The choices of one machine; a key without one goes to cuBLAS."""
+
+    def __init__(self, machine: Machine, directory: Path | None = None) -> None:
+        """Read the file of ``machine``; one that is damaged or stale is ignored with a warning."""
+        self._machine = machine
+        self.path = (directory or cache_directory()) / machine.file_name()
+        self._entries = {entry.key: entry for entry in _read(self.path, machine)}
+
+    def entries(self) -> list[GemmEntry]:
+        """Everything known, in the order it was measured."""
+        return list(self._entries.values())
+
+    def config(
+        self, n: int, k: int, rows: int, dtype: str, epilogue: Epilogue = "none"
+    ) -> SkinnyConfig | None:
+        """The configuration for ``rows`` of input, None for cuBLAS."""
+        if not 0 < rows <= MAX_ROWS:
+            return None
+        entry = self._entries.get(GemmKey(n, k, row_tier(rows), dtype, epilogue))
+        if entry is None or isinstance(entry.choice, CublasChoice):
+            return None
+        return entry.choice.config()
+
+    def fill(self, keys: Iterable[GemmKey], measure: Measure) -> int:
+        """Measure the keys that have no entry and write the file; how many there were.
+
+        A configuration that ``measure`` refuses (RuntimeError or ValueError) is left out. A file
+        that cannot be written is a warning: the choices hold for this process.
+        """
+        missing = [key for key in dict.fromkeys(keys) if key not in self._entries]
+        for key in missing:
+            self._entries[key] = _fastest(key, measure)
+        if missing:
+            self._write()
+        return len(missing)
+
+    def _write(self) -> None:
+        content = _File(_VERSION, self._machine, self.entries())
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Renamed into place: a reader sees the old file or the new one, never a part.
+            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".gemm-")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(msgspec.json.format(msgspec.json.encode(content), indent=1))
+                os.replace(name, self.path)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as error:
+            warnings.warn(f"the matmul table is not kept: {error}", RuntimeWarning, stacklevel=3)
+
+
+def _fastest(key: GemmKey, measure: Measure) -> GemmEntry:
+    cublas = measure(key, None)
+    best, choice = cublas, None
+    itemsize = 4 if key.dtype == "float32" else 2
+    for config in shortlist(key.n, key.k, key.m_tier, itemsize):
+        try:
+            seconds = measure(key, config)
+        except (RuntimeError, ValueError):
+            continue
+        if seconds < best:
+            best, choice = seconds, config
+    return GemmEntry(
+        key,
+        CublasChoice() if choice is None else TritonChoice.of(choice),
+        round(best * 1e6, 3),
+        round(cublas * 1e6, 3),
+    )
+
+
+def _read(path: Path, machine: Machine) -> list[GemmEntry]:
+    try:
+        content = msgspec.json.decode(path.read_bytes(), type=_File)
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return _ignored(path, str(error))
+    if content.version != _VERSION:
+        return _ignored(path, f"version {content.version}, not {_VERSION}")
+    if content.machine != machine:
+        return _ignored(path, f"measured on {content.machine}")
+    return content.entries
+
+
+def _ignored(path: Path, reason: str) -> list[GemmEntry]:
+    warnings.warn(
+        f"the matmul table {path} is ignored and measured again: {reason}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return []

@@ -1,0 +1,179 @@
+"""The table of matmul choices: what is measured, kept, ignored, and looked up."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from outrider.engine.gemm_table import (
+    CublasChoice,
+    GemmKey,
+    GemmTable,
+    Machine,
+    TritonChoice,
+    cache_directory,
+)
+from outrider.kernels.linear_config import SkinnyConfig, shortlist
+
+MACHINE = Machine("NVIDIA H200", "2.11.0+cu130", "3.6.0")
+QKV = GemmKey(6144, 4096, 16, "bfloat16")
+DOWN = GemmKey(4096, 12288, 64, "bfloat16", "residual")
+
+
+class Clock:
+    """Made-up seconds: cuBLAS takes 10 us, the n-th configuration of a key 12 - n us."""
+
+    def __init__(self, cublas: float = 10e-6) -> None:
+        self.calls: list[tuple[GemmKey, SkinnyConfig | None]] = []
+        self._cublas = cublas
+
+    def __call__(self, key: GemmKey, config: SkinnyConfig | None) -> float:
+        self.calls.append((key, config))
+        if config is None:
+            return self._cublas
+        return (12 - shortlist(key.n, key.k, key.m_tier).index(config)) * 1e-6
+
+
+def test_the_fastest_is_kept_and_found_again(tmp_path: Path) -> None:
+    table, clock = GemmTable(MACHINE, tmp_path), Clock()
+    assert table.fill([QKV, DOWN, QKV], clock) == 2
+    expected = shortlist(6144, 4096, 16)[-1]
+    for known in (table, GemmTable(MACHINE, tmp_path)):
+        for rows in (1, 8, 16):
+            assert known.config(6144, 4096, rows, "bfloat16") == expected
+        assert known.config(4096, 12288, 33, "bfloat16", "residual") is not None
+        assert known.config(4096, 12288, 33, "bfloat16") is None
+        assert known.config(6144, 4096, 17, "bfloat16") is None
+        assert known.config(6144, 4096, 4096, "bfloat16") is None
+        assert known.config(6144, 4096, 0, "bfloat16") is None
+        assert known.fill([DOWN, QKV], Clock()) == 0
+    assert [entry.cublas_microseconds for entry in table.entries()] == [10.0, 10.0]
+    assert os.listdir(tmp_path) == ["NVIDIA_H200-2.11.0+cu130-3.6.0.json"]
+
+
+def test_a_faster_cublas_wins_and_is_not_measured_again(tmp_path: Path) -> None:
+    GemmTable(MACHINE, tmp_path).fill([QKV], Clock(cublas=1e-6))
+    table, clock = GemmTable(MACHINE, tmp_path), Clock()
+    assert table.fill([QKV], clock) == 0
+    assert clock.calls == []
+    assert table.entries()[0].choice == CublasChoice()
+    assert table.config(6144, 4096, 8, "bfloat16") is None
+
+
+def test_a_configuration_that_fails_is_left_out(tmp_path: Path) -> None:
+    best = shortlist(6144, 4096, 16)[-1]
+    clock = Clock()
+
+    def measure(key: GemmKey, config: SkinnyConfig | None) -> float:
+        if config == best:
+            raise RuntimeError("out of resource: shared memory")
+        return clock(key, config)
+
+    table = GemmTable(MACHINE, tmp_path)
+    table.fill([QKV], measure)
+    assert table.config(6144, 4096, 8, "bfloat16") == shortlist(6144, 4096, 16)[-2]
+
+
+def written(directory: Path) -> tuple[Path, bytes]:
+    table = GemmTable(MACHINE, directory)
+    table.fill([QKV], Clock())
+    return table.path, table.path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (b'"version": 1', b'"version": 2', "version 2, not 1"),
+        (b"NVIDIA H200", b"NVIDIA H100", "measured on"),
+        (b'"kind": "triton"', b'"kind": "cutlass"', "cutlass"),
+        (b'"warps": 4', b'"warps": "4"', "Expected `int`"),
+        (b'"warps": 4', b'"warps": 3', "power of two"),
+        (b'"warps": 4', b'"warps": 4, "color": 1', "unknown field `color`"),
+        (b'"epilogue": "none"', b'"epilogue": "gelu"', "gelu"),
+        (b'"entries"', b'"rows"', "unknown field"),
+        (b"}", b"", "truncated"),
+        (b"NVIDIA", b"\xff\xfe", "UTF-8"),
+    ],
+)
+def test_a_damaged_or_stale_file_is_measured_again(
+    tmp_path: Path, old: bytes, new: bytes, reason: str
+) -> None:
+    path, content = written(tmp_path)
+    assert old in content
+    path.write_bytes(content.replace(old, new))
+    with pytest.warns(RuntimeWarning, match=f"is ignored and measured again: .*{reason}"):
+        table = GemmTable(MACHINE, tmp_path)
+    assert table.fill([QKV], Clock()) == 1
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("size", [0, 1, 40])
+def test_a_cut_file_is_measured_again(tmp_path: Path, size: int) -> None:
+    path, content = written(tmp_path)
+    path.write_bytes(content[:size])
+    with pytest.warns(RuntimeWarning, match="ignored"):
+        assert GemmTable(MACHINE, tmp_path).entries() == []
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, content = written(tmp_path)
+    table = GemmTable(MACHINE, tmp_path)
+
+    def refuse(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("outrider.engine.gemm_table.os.replace", refuse)
+    with pytest.warns(RuntimeWarning, match="not kept: .*No space left"):
+        table.fill([DOWN], Clock())
+    assert table.config(4096, 12288, 64, "bfloat16", "residual") is not None
+    assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_directory_that_is_a_file_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "gemm").write_text("")
+    with pytest.warns(RuntimeWarning, match="ignored"):
+        table = GemmTable(MACHINE, tmp_path / "gemm")
+    with pytest.warns(RuntimeWarning, match="not kept"):
+        table.fill([QKV], Clock())
+    assert table.config(6144, 4096, 1, "bfloat16") is not None
+
+
+def test_the_directory_follows_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
+    assert cache_directory() == tmp_path / "gemm"
+    GemmTable(MACHINE).fill([QKV], Clock())
+    assert os.listdir(tmp_path / "gemm") == [MACHINE.file_name()]
+    monkeypatch.delenv("OUTRIDER_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_directory() == tmp_path / "home" / ".cache" / "outrider" / "gemm"
+
+
+def test_a_device_name_cannot_leave_the_directory() -> None:
+    assert Machine("../../x y", "2", "3").file_name() == ".._.._x_y-2-3.json"
+
+
+def test_the_file_reads_as_documented(tmp_path: Path) -> None:
+    _, content = written(tmp_path)
+    entry = msgspec.json.decode(content)["entries"][0]
+    assert entry["key"] == {
+        "n": 6144, "k": 4096, "m_tier": 16, "dtype": "bfloat16", "epilogue": "none",
+    }  # fmt: skip
+    assert entry["choice"]["kind"] == "triton"
+    assert set(entry["choice"]) == {"kind", *TritonChoice.__struct_fields__}
+
+
+@pytest.mark.parametrize("block_m", [16, 32, 64, 128])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_a_shortlist_is_short_and_runs_on_an_sm(block_m: int, itemsize: int) -> None:
+    for n, k in ((6144, 4096), (4096, 12288), (151936, 4096), (384, 384)):
+        found = shortlist(n, k, block_m, itemsize)
+        assert len(found) <= 8
+        assert len(set(found)) == len(found)
+        assert all(c.shared_bytes(block_m, itemsize) < 227 * 1024 for c in found)
+    assert shortlist(6144, 4096, block_m)
