@@ -2,6 +2,8 @@
 
 import torch
 
+from ..engine_core.memory_plan import kv_bytes_per_token
+from ..engine_core.memory_plan import plan_num_pages as plan_num_pages
 from ..engine_core.model_config import ModelConfig
 
 
@@ -52,36 +54,4 @@ class KVPool:
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     """KV bytes that one token takes over all layers."""
-    return 2 * config.num_hidden_layers * config.kv_size * dtype.itemsize
-
-
-def plan_num_pages(
-    free_bytes: int,
-    mem_fraction: float,
-    weight_bytes: int,
-    page_size: int,
-    token_bytes: int,
-    max_total_tokens: int | None = None,
-) -> int:
-    """Usable pages of the pool.
-
-    Weights and KV together may take ``mem_fraction`` of ``free_bytes``, the memory that was free
-    before the weights were loaded. ``max_total_tokens`` caps the result. Raises ValueError when
-    not even one page (and the sink) fits.
-    """
-    if not 0.0 < mem_fraction < 1.0:
-        raise ValueError(f"mem_fraction_static: must be between 0 and 1, is {mem_fraction}")
-    budget = int(free_bytes * mem_fraction) - weight_bytes
-    pages = budget // (page_size * token_bytes) - 1
-    if pages < 1:
-        raise ValueError(
-            f"mem_fraction_static: {mem_fraction} of {free_bytes} free bytes leaves no room for "
-            f"KV beside {weight_bytes} bytes of weights; raise it or take a smaller model"
-        )
-    if max_total_tokens is not None:
-        if max_total_tokens < page_size:
-            raise ValueError(
-                f"max_total_tokens: {max_total_tokens} is below the page size {page_size}"
-            )
-        pages = min(pages, max_total_tokens // page_size)
-    return pages
+    return kv_bytes_per_token(config, dtype.itemsize)

@@ -13,6 +13,7 @@ COMMANDS = {
     "generate": "generate one completion",
     "run": "run a JSONL file of prompts, resumably",
     "bench": "measure speed (bench offline, bench serve) beside the no-speculation baseline",
+    "plan": "show what a configuration would take of the device's memory",
     "replay": "re-run a recorded trace of step plans and check every commit",
     "capabilities": "show which features work together, and what is refused",
 }

@@ -268,7 +268,7 @@ def docs_table() -> str:
         "# Flags",
         "",
         "Made by `python -m outrider.frontend.flags`; edit the config structs, not this page.",
-        "Engine flags work in `serve`, `generate`, `run` and `bench`, as keyword arguments of",
+        "Engine flags work in `serve`, `generate`, `run`, `bench` and `plan`, as arguments of",
         "`outrider.LLM` (with underscores) and as keys of a `--config` file. A boolean flag has",
         "a `--no-` form. `--speculative-config` takes vLLM's JSON keys instead.",
     ]
