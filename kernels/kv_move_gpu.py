@@ -7,8 +7,6 @@ what is read is always this step's own KV. Reading sources early is therefore ha
 are in flight at a time. From the first gap on every node has one: the moves are a path's tail.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -55,15 +53,15 @@ def move_accepted(
 
 @triton.jit
 def _move_kernel(
-    kv_data: Any,
-    slots: Any,
-    starts: Any,
-    page_table: Any,
-    accept_lens: Any,
-    accept_idx: Any,
-    planes: Any,
-    kv_slots: Any,
-    table_stride: Any,
+    kv_data: tl.tensor,
+    slots: tl.tensor,
+    starts: tl.tensor,
+    page_table: tl.tensor,
+    accept_lens: tl.tensor,
+    accept_idx: tl.tensor,
+    planes: tl.tensor,
+    kv_slots: tl.tensor,
+    table_stride: tl.tensor,
     PAGE_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
@@ -97,8 +95,12 @@ def _move_kernel(
 
 @triton.jit
 def _place(
-    pages: Any, index: Any, wanted: Any, PAGE_SIZE: tl.constexpr, ENTRY: tl.constexpr
-) -> Any:
+    pages: tl.tensor,
+    index: tl.tensor,
+    wanted: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    ENTRY: tl.constexpr,
+) -> tl.tensor:
     """Offset of a sequence index in a plane of the cache."""
     page = tl.load(pages + index // PAGE_SIZE, mask=wanted, other=0).to(tl.int64)
     return (page * PAGE_SIZE + index % PAGE_SIZE) * ENTRY
@@ -106,16 +108,16 @@ def _place(
 
 @triton.jit
 def _read(
-    data: Any,
-    pages: Any,
-    path: Any,
-    start: Any,
-    i: Any,
-    length: Any,
-    element: Any,
+    data: tl.tensor,
+    pages: tl.tensor,
+    path: tl.tensor,
+    start: tl.tensor,
+    i: tl.tensor,
+    length: tl.tensor,
+    element: tl.tensor,
     PAGE_SIZE: tl.constexpr,
     ENTRY: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     wanted = i < length
     node = tl.load(path + i, mask=wanted, other=0)
     source = data + _place(pages, start + node, wanted, PAGE_SIZE, ENTRY)
@@ -124,13 +126,13 @@ def _read(
 
 @triton.jit
 def _write(
-    data: Any,
-    value: Any,
-    pages: Any,
-    start: Any,
-    i: Any,
-    length: Any,
-    element: Any,
+    data: tl.tensor,
+    value: tl.tensor,
+    pages: tl.tensor,
+    start: tl.tensor,
+    i: tl.tensor,
+    length: tl.tensor,
+    element: tl.tensor,
     PAGE_SIZE: tl.constexpr,
     ENTRY: tl.constexpr,
 ) -> None:

@@ -1,7 +1,5 @@
 """Changes to the page table on a GPU: room for U of them, of which the device counts the real."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -26,12 +24,12 @@ def apply_page_updates(
 
 @triton.jit
 def _apply_kernel(
-    page_table: Any,
-    slots: Any,
-    columns: Any,
-    pages: Any,
-    count: Any,
-    table_stride: Any,
+    page_table: tl.tensor,
+    slots: tl.tensor,
+    columns: tl.tensor,
+    pages: tl.tensor,
+    count: tl.tensor,
+    table_stride: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     update = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -4,8 +4,6 @@ A program takes one row, or a share of a long row's tokens; the last row's progr
 padding. A verify row's nodes fit one block, so each of its lanes walks up its own ancestors.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -73,26 +71,26 @@ def lay_out(
 
 @triton.jit
 def _lay_out_kernel(
-    slots: Any,
-    kinds: Any,
-    starts: Any,
-    cu_q: Any,
-    host_tokens: Any,
-    host_parents: Any,
-    seq_lens: Any,
-    last_tokens: Any,
-    page_table: Any,
-    input_ids: Any,
-    positions: Any,
-    kv_slots: Any,
-    kv_lens: Any,
-    tree_bits: Any,
-    is_tree: Any,
-    starts_before: Any,
-    rows: Any,
-    tokens: Any,
-    columns: Any,
-    table_stride: Any,
+    slots: tl.tensor,
+    kinds: tl.tensor,
+    starts: tl.tensor,
+    cu_q: tl.tensor,
+    host_tokens: tl.tensor,
+    host_parents: tl.tensor,
+    seq_lens: tl.tensor,
+    last_tokens: tl.tensor,
+    page_table: tl.tensor,
+    input_ids: tl.tensor,
+    positions: tl.tensor,
+    kv_slots: tl.tensor,
+    kv_lens: tl.tensor,
+    tree_bits: tl.tensor,
+    is_tree: tl.tensor,
+    starts_before: tl.tensor,
+    rows: tl.tensor,
+    tokens: tl.tensor,
+    columns: tl.tensor,
+    table_stride: tl.tensor,
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -150,7 +148,7 @@ def _lay_out_kernel(
 
 
 @triton.jit
-def _chain_bits(index: Any) -> Any:
+def _chain_bits(index: tl.tensor) -> tl.tensor:
     """int64: bits 0..index, all of them from 63 on."""
     one = tl.full(index.shape, 1, tl.int64)
     below = (one << (tl.minimum(index, 62) + 1).to(tl.int64)) - 1
@@ -158,7 +156,7 @@ def _chain_bits(index: Any) -> Any:
 
 
 @triton.jit
-def _walk_up(nodes: Any, parent: Any, index: Any) -> Any:
+def _walk_up(nodes: tl.tensor, parent: tl.tensor, index: tl.tensor) -> tl.tensor:
     """Ancestor sets (itself included) and depths of nodes 0..63, each lane from its own node."""
     one = tl.full(index.shape, 1, tl.int64)
     bits = one << (index & 63).to(tl.int64)

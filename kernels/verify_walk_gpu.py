@@ -3,8 +3,6 @@
 Which nodes their parents accept is known at once; the walk then only follows lowest children.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -51,19 +49,19 @@ def verify_walk(
 
 @triton.jit
 def _verify_walk_kernel(
-    targets: Any,
-    input_ids: Any,
-    host_parents: Any,
-    cu_q: Any,
-    node_cu: Any,
-    slots: Any,
-    starts: Any,
-    seq_lens: Any,
-    last_tokens: Any,
-    out_counts: Any,
-    accept_lens: Any,
-    tokens: Any,
-    accept_idx: Any,
+    targets: tl.tensor,
+    input_ids: tl.tensor,
+    host_parents: tl.tensor,
+    cu_q: tl.tensor,
+    node_cu: tl.tensor,
+    slots: tl.tensor,
+    starts: tl.tensor,
+    seq_lens: tl.tensor,
+    last_tokens: tl.tensor,
+    out_counts: tl.tensor,
+    accept_lens: tl.tensor,
+    tokens: tl.tensor,
+    accept_idx: tl.tensor,
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:

@@ -193,6 +193,14 @@ def wide_drafts(rng: random.Random, slot: int) -> Row:
     return Row(slot, VERIFY, [rng.randrange(2) for _ in parents], parents)
 
 
+def accepting_targets(rng: random.Random, row: Row) -> list[int]:
+    """Targets that mostly follow a node's last child."""
+    children = [[i for i, p in enumerate(row.parents) if p == node] for node in range(row.nodes)]
+    return [
+        row.tokens[own[-1]] if own and rng.random() < 0.8 else rng.randrange(2) for own in children
+    ]
+
+
 @pytest.mark.parametrize("kernels", ["torch", "gpu"])
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_whole_steps_keep_each_request_s_tokens(kernels: str, page_size: int) -> None:
@@ -218,7 +226,7 @@ def test_whole_steps_keep_each_request_s_tokens(kernels: str, page_size: int) ->
                 column = mapped[row.slot]
                 changes.append((row.slot, column, slots.page_table[row.slot][column]))
                 mapped[row.slot] += 1
-        targets = [[rng.randrange(2) for _ in range(row.nodes)] for row in rows]
+        targets = [accepting_targets(rng, row) for row in rows]
         flat = [t for wanted in targets for t in wanted]
         steps.map_pages(changes)
         out = steps.run(rows, flat)
