@@ -25,25 +25,24 @@ def _chunk_best(
     lane = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), -float("inf"), tl.float32)
     top_id = tl.full((BLOCK,), 0, tl.int32)
-    broken = tl.full((BLOCK,), 0, tl.int32)
     if PDL:
         tl.extra.cuda.gdc_wait()
     for start in tl.static_range(0, CHUNK, BLOCK):
         column = chunk * CHUNK + start + lane
         inside = column < vocab
         value = tl.load(logits + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-        # false for a NaN too
-        broken = tl.where(tl.abs(value) < float("inf"), broken, 1)
+        # a NaN or an infinity outranks all logits, and its id is the row's answer
+        usable = tl.abs(value) < float("inf")
+        value = tl.where(usable, value, float("inf"))
         better = inside & (value > top)
         top = tl.where(better, value, top)
-        top_id = tl.where(better, column, top_id)
+        top_id = tl.where(better, tl.where(usable, column, -1), top_id)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     peak = tl.max(top, 0)
-    first = tl.min(tl.where(top == peak, top_id, vocab), 0)
     place = row * tl.num_programs(1) + chunk
     tl.store(best + place, peak)
-    tl.store(best_id + place, tl.where(tl.max(broken, 0) == 0, first, -1))
+    tl.store(best_id + place, tl.min(tl.where(top == peak, top_id, vocab), 0))
 
 
 @triton.jit
@@ -66,8 +65,7 @@ def _row_best(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     first = tl.min(tl.where(top == tl.max(top, 0), top_id, vocab), 0)
-    # a broken chunk's id is -1 whatever its best value
-    tl.store(ids + row, tl.where(tl.min(top_id, 0) < 0, -1, first).to(tl.int64))
+    tl.store(ids + row, first.to(tl.int64))
 
 
 def greedy_argmax(logits: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:

@@ -55,7 +55,8 @@ def _qk_norm_rope_write(
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK))[:, None]
-    pair = tl.arange(0, HALF_BLOCK)[None]
+    # every operand is loaded in the tile's own shape: no exchange between threads
+    pair = tl.broadcast_to(tl.arange(0, HALF_BLOCK)[None], (HEAD_BLOCK, HALF_BLOCK))
     inside = (head < HEADS + 2 * KV_HEADS) & (pair < HALF)
     is_query = inside & (head < HEADS)
     is_key = inside & (head >= HEADS) & (head < HEADS + KV_HEADS)
