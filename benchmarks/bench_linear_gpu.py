@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -111,7 +112,7 @@ def graph_seconds(calls: Iterable[Callable[[], object]], replays: int = 5) -> fl
         mark.record()
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
-    return statistics.median(times) / 1e3
+    return float(statistics.median(times)) / 1e3
 
 
 def copy_bandwidth(buffer: torch.Tensor) -> float:
@@ -200,7 +201,7 @@ class Bench:
             for rows in ROWS:
                 x = torch.randn(rows, SHAPES[name][1], dtype=DTYPE, device="cuda")
                 F.linear(x, cycle[0])
-                calls = [lambda x=x, w=w: F.linear(x, w) for w in cycle]
+                calls = [partial(F.linear, x, w) for w in cycle]
                 self.cublas[name, rows] = graph_seconds(calls) / len(cycle)
                 row = self.row(name, self.cublas[name, rows])
                 table.setdefault(name, {})[rows] = row
@@ -220,7 +221,7 @@ class Bench:
 
         cycle = self._weights.cycle(name)
         call(cycle[0])
-        return graph_seconds([lambda w=w: call(w) for w in cycle]) / len(cycle)
+        return graph_seconds([partial(call, w) for w in cycle]) / len(cycle)
 
     def sweep(self, tiers: list[int]) -> None:
         """Time the candidates of each tier, compiled all together."""
@@ -228,7 +229,8 @@ class Bench:
         works = self.compile((t, c, "", True) for (t, _), found in plans.items() for c in found)
         table: dict[str, list[dict[str, object]]] = {}
         for (tier, name), found in plans.items():
-            rows, times = TIERS[tier], []
+            rows = TIERS[tier]
+            times: list[tuple[float, SkinnyConfig]] = []
             for config in found:
                 if time.perf_counter() > self._deadline:
                     self.say(f"out of time: {name} at {tier} has {len(times)} of {len(found)}")
@@ -297,16 +299,15 @@ class Bench:
                 if self.best[name, row_tier(rows)][0][0] < self.cublas[name, rows]
             }
             ways: dict[str, Callable[[], None]] = {
-                "cublas": lambda c=chain: c.run({}, pdl=False, fused=False),
-                "triton": lambda c=chain, f=faster: c.run(f, pdl=False, fused=False),
-                "triton pdl": lambda c=chain, f=faster: c.run(f, pdl=True, fused=False),
-                "triton fused": lambda c=chain, f=faster: c.run(f, pdl=False, fused=True),
+                "cublas": partial(chain.run, {}, pdl=False, fused=False),
+                "triton": partial(chain.run, faster, pdl=False, fused=False),
+                "triton pdl": partial(chain.run, faster, pdl=True, fused=False),
+                "triton fused": partial(chain.run, faster, pdl=False, fused=True),
             }
             for times in (0, 1, 2, 4, 8):
                 more = {n: replace(c, prefetch=c.stages * times) for n, c in faster.items()}
-                ways[f"triton pdl fused, prefetch {times} x stages"] = lambda c=chain, f=more: (
-                    c.run(f, pdl=True, fused=True)
-                )
+                way = f"triton pdl fused, prefetch {times} x stages"
+                ways[way] = partial(chain.run, more, pdl=True, fused=True)
             table[rows] = {"floor_ms": round(floor * 1e3, 3)}
             for way, run in ways.items():
                 if time.perf_counter() > self._deadline + 30:

@@ -31,10 +31,12 @@ def interleave_gate_up(gate_up: torch.Tensor, block: int) -> torch.Tensor:
     rows = gate_up.shape[0]
     if block < 1 or rows % (2 * block):
         raise ValueError(f"{rows} rows cannot be interleaved in blocks of {block}")
-    return gate_up.unflatten(0, (2, -1, block)).transpose(0, 1).reshape(gate_up.shape)
+    blocks = gate_up.reshape(2, rows // (2 * block), block, -1)
+    return blocks.transpose(0, 1).reshape(gate_up.shape)
 
 
 def silu_mul_interleaved(gate_up: torch.Tensor, block: int) -> torch.Tensor:
     """silu(gate) * up [M, N / 2] of [M, N] whose columns are interleaved in blocks."""
-    gate, up = gate_up.unflatten(1, (-1, 2, block)).unbind(2)
-    return (F.silu(gate) * up).flatten(1)
+    rows, columns = gate_up.shape
+    gate, up = gate_up.reshape(rows, columns // (2 * block), 2, block).unbind(2)
+    return (F.silu(gate) * up).reshape(rows, columns // 2)

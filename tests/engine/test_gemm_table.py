@@ -91,8 +91,8 @@ def written(directory: Path) -> tuple[Path, bytes]:
         (b'"warps": 4', b'"warps": 3', "power of two"),
         (b'"warps": 4', b'"warps": 4, "color": 1', "unknown field `color`"),
         (b'"epilogue": "none"', b'"epilogue": "gelu"', "gelu"),
-        (b'"entries"', b'"rows"', "unknown field"),
-        (b"}", b"", "truncated"),
+        (b'"entries"', b'"rows"', "unknown field `rows`"),
+        (b"}", b"", "unknown field `entries`"),
         (b"NVIDIA", b"\xff\xfe", "UTF-8"),
     ],
 )

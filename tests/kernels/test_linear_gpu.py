@@ -48,7 +48,7 @@ def strided(tensor: torch.Tensor, pad: int = 16) -> torch.Tensor:
     return wide[: tensor.shape[0], : tensor.shape[1]]
 
 
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 33, 65])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 65])
 @pytest.mark.parametrize("split", [1, 3])
 def test_rows_around_a_tile(rows: int, split: int) -> None:
     x, weight = strided(draw(rows, 96)), strided(draw(48, 96, seed=1))
@@ -58,7 +58,7 @@ def test_rows_around_a_tile(rows: int, split: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 31, 32, 33])
-@pytest.mark.parametrize("k", [1, 31, 32, 33, 100])
+@pytest.mark.parametrize("k", [1, 31, 32, 33])
 @pytest.mark.parametrize("split", [1, 2])
 def test_columns_and_depth_around_a_tile(n: int, k: int, split: int) -> None:
     x, weight = strided(draw(3, k)), strided(draw(n, k, seed=1))
@@ -189,10 +189,9 @@ def test_splits_of_an_awkward_depth() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 8, 16, 31, 64, 128])
-@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (4096, 12288), (1000, 4104)])
-@pytest.mark.parametrize("tma", [False, True])
-@pytest.mark.parametrize("split", [1, 4])
+@pytest.mark.parametrize("rows", [1, 16, 31, 128])
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 12288), (1000, 4104)])
+@pytest.mark.parametrize(("tma", "split"), [(False, 4), (True, 1), (True, 4)])
 def test_model_shapes_on_a_gpu(rows: int, n: int, k: int, tma: bool, split: int) -> None:
     x, weight = draw(rows, k, dtype=torch.bfloat16), draw(n, k, dtype=torch.bfloat16, seed=1)
     residual = draw(rows, n, dtype=torch.bfloat16, seed=2)
