@@ -97,13 +97,10 @@ def candidates(
     found = []
     for tile in tiles(block_m, itemsize):
         for split in splits(tile, n, k, block_m, itemsize, sms):
-            for tma in (False, True):
-                found.append(
-                    SkinnyConfig(
-                        tile.block_n, tile.block_k, split, tile.warps, tile.stages, tma,
-                        tile.prefetch,
-                    )
-                )  # fmt: skip
+            found.append(replace(tile, split_k=split, tma=True))
+            # Without descriptors an uneven edge costs a mask on every load.
+            if n % tile.block_n == 0:
+                found.append(replace(tile, split_k=split))
     return found
 
 
