@@ -144,7 +144,7 @@ def _lay_out_kernel(
         if first == 0:
             tl.store(kv_lens + row, start + length)
             tl.store(starts_before + row, start)
-            tl.store(is_tree + row, branches.to(tl.uint8))
+            tl.store(is_tree + row, branches)
 
 
 @triton.jit

@@ -93,9 +93,8 @@ def random_rows(rng: random.Random, slots: list[int], vocab: int, most: int) -> 
 
 def plain_layout(rows: list[Row], slots: Slots) -> Vectors:
     """What `lay_out` must write for the real rows and tokens."""
-    out: Vectors = {name: [] for name in ("input_ids", "positions", "kv_slots", "tree_bits")} | {
-        name: [] for name in ("kv_lens", "is_tree", "starts_before")
-    }
+    names = ("input_ids", "positions", "kv_slots", "tree_bits")
+    out: Vectors = {name: [] for name in (*names, "kv_lens", "is_tree", "starts_before")}
     for row in rows:
         start = slots.seq_lens[row.slot] if row.kind == VERIFY else row.start
         first = [slots.last_tokens[row.slot]] if row.kind == VERIFY else []

@@ -85,12 +85,13 @@ def random_path(rng: random.Random, nodes: int, length: int) -> list[int]:
 
 
 @BOTH
-@pytest.mark.parametrize("page_size", [1, 3, 16])
-@pytest.mark.parametrize("shape", [(2, 1, 8), (1, 3, 20), (3, 2, 16)])
+@pytest.mark.parametrize(
+    ("page_size", "shape"), [(1, (2, 1, 8)), (3, (1, 3, 20)), (16, (3, 2, 16))]
+)
 def test_random_paths(module: ModuleType, device: str, page_size: int, shape: Shape) -> None:
     rng = random.Random(page_size)
     dtype = rng.choice((torch.float32, torch.bfloat16, torch.float16))
-    for trial in range(2):
+    for trial in range(3):
         slots = random_slots(rng, 7, -(-90 // page_size), page_size)
         paths = [
             (slot, random_path(rng, nodes := rng.choice((1, 2, 9, 16)), rng.randint(0, nodes)))
@@ -101,7 +102,7 @@ def test_random_paths(module: ModuleType, device: str, page_size: int, shape: Sh
 
 
 @BOTH
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 8, 9, 10, 33])
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 6, 9, 33])
 def test_every_batch_of_moves(module: ModuleType, device: str, length: int) -> None:
     """Nodes one place too far read what the next move overwrites; so do gaps within a batch."""
     slots = random_slots(random.Random(length), 3, 90, 1)
@@ -136,7 +137,7 @@ class Steps:
         self.page_size = slots.page_size
         self.state = slots.tensors(self.device)
         self.state["page_table"].zero_()
-        self.kv = random_kv(slots, (2, 1, 2), torch.float32, 0).to(self.device)
+        self.kv = random_kv(slots, (1, 1, 2), torch.float32, 0).to(self.device)
 
     def map_pages(self, changes: list[tuple[int, int, int]]) -> None:
         room = [*changes, *[(10**6,) * 3] * (90 - len(changes))]
@@ -287,6 +288,7 @@ def test_a_captured_step_replays_over_changing_plans() -> None:
             state["page_table"],
             8,
             **out,
+            longest=None,
         )
         verify_walk_gpu.verify_walk(
             targets,
