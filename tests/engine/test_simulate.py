@@ -46,7 +46,7 @@ def test_lengths_have_the_mean_and_repeat(mean: float) -> None:
 
 def walks(drafts: Drafts) -> set[tuple[int, ...]]:
     """Paths (row-local nodes, root included) to the deepest nodes."""
-    paths = {0: (0,)}
+    paths: dict[int, tuple[int, ...]] = {0: (0,)}
     for node, parent in enumerate(drafts.parents, 1):
         paths[node] = (*paths[parent], node)
     depth = max(map(len, paths.values()))

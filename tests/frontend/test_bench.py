@@ -144,8 +144,8 @@ def test_forced_accept_lengths_are_marked_everywhere(tmp_path: Path) -> None:
             body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
             answer = client.post("/generate", json=body).json()
             assert answer["meta_info"]["simulated"] is True
-            body = {"model": "pycoder", "prompt": "a", "max_tokens": 2}
-            assert client.post("/v1/completions", json=body).json()["simulated"] is True
+            openai = {"model": "pycoder", "prompt": "a", "max_tokens": 2}
+            assert client.post("/v1/completions", json=openai).json()["simulated"] is True
     report = json.loads(file.read_text())
     assert report["simulated"] is report["measured"]["simulated"] is True
     assert "accept lengths are forced" in done.stdout
