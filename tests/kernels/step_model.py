@@ -180,7 +180,7 @@ class Inputs:
 def make_inputs(
     rows: list[Row], device: str, room: tuple[int, int] = (0, 0), kinds: torch.dtype = torch.uint8
 ) -> Inputs:
-    """Tensors of a plan; what no kernel may use is poisoned."""
+    """Tensors of a plan. What no kernel may use is poisoned; padding rows name a real slot."""
     more_rows, more_tokens = room
     tokens: list[int] = []
     parents: list[int] = []
@@ -197,7 +197,7 @@ def make_inputs(
 
     poison_kinds = int32([row.kind for row in rows], more_rows, VERIFY)
     return Inputs(
-        int32([row.slot for row in rows], more_rows, -1_000_000),
+        int32([row.slot for row in rows], more_rows, 0),
         poison_kinds.to(kinds),
         int32([row.start for row in rows], more_rows, -5),
         int32(cu_q, more_rows, cu_q[-1]),

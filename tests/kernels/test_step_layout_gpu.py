@@ -128,9 +128,9 @@ def test_a_step_of_padding_alone(module: ModuleType, device: str) -> None:
 @BOTH
 def test_an_index_without_a_page_goes_to_the_sink(module: ModuleType, device: str) -> None:
     """Unmapped pages and indices past the table alike: no write leaves page 0."""
-    slots = Slots(4, [3, 6], [1, 2], [0, 0], [[5, 0], [6, 7]])
+    slots = Slots(4, [6, 3], [1, 2], [0, 0], [[6, 7], [5, 0]])
     rows = [Row(0, VERIFY, [8, 9], [0, 0]), Row(1, VERIFY, [8, 9], [0, 1])]
-    assert lay_out(module, device, rows, slots)["kv_slots"] == [23, 0, 1, 30, 31, 0]
+    assert lay_out(module, device, rows, slots)["kv_slots"] == [30, 31, 0, 23, 0, 1]
 
 
 @pytest.mark.parametrize(

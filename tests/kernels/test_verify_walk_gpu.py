@@ -58,7 +58,7 @@ def accept(
     # Padding tokens equal to every target, padding targets that are usable: neither may count.
     ids = torch.tensor(layout["input_ids"] + [1] * more_tokens, device=device)
     starts = torch.tensor(
-        layout["starts_before"] + [0] * more_rows, dtype=torch.int32, device=device
+        layout["starts_before"] + [-5] * more_rows, dtype=torch.int32, device=device
     )
     flat = torch.tensor([t for wanted in targets for t in wanted] + [1] * more_tokens)
     out = inputs.accepted()
