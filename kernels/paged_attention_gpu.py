@@ -7,7 +7,7 @@ kernel.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,7 +15,7 @@ import triton.language as tl
 
 _LOG2E = tl.constexpr(math.log2(math.e))
 _DEFAULT_PROCESSORS = 132
-_PREFILL_TILE = 64  # packed rows above this take the compute-bound tiles
+_STREAMING_ROWS = 64  # packed rows up to which a tile is bound by memory, not by its products
 
 
 class Tiling(NamedTuple):
@@ -32,27 +32,30 @@ def choose_tiling(
     rows: int,
     kv_heads: int,
     packed_rows: int,
-    key_bytes: int,
+    block_d: int,
+    itemsize: int,
     max_kv: int,
     processors: int = _DEFAULT_PROCESSORS,
 ) -> Tiling:
     """Tiles for ``rows`` rows of up to ``packed_rows`` = max_q * group tile rows each.
 
-    ``key_bytes``: bytes of one padded key, ``max_kv``: bound of the rows' lengths. Depends on
-    shapes alone, so a captured graph keeps its choice.
+    ``block_d``: padded head dimension, ``itemsize``: bytes of an element, ``max_kv``: bound of the
+    rows' lengths. Depends on shapes alone, so a captured graph keeps its choice.
     """
-    if packed_rows <= _PREFILL_TILE:
-        block_m = max(16, triton.next_power_of_2(packed_rows))
-        block_n = min(64, max(16, 16384 // key_bytes))
-        warps, stages = 4, 3
+    wide = block_d > 128
+    if itemsize == 4:
+        # Exact float32 products run without tensor cores, out of registers.
+        block_m, block_n, warps = (16, 16, 4) if packed_rows <= 16 else (32, 16, 8)
+    elif packed_rows <= _STREAMING_ROWS:
+        block_m, block_n, warps = max(16, triton.next_power_of_2(packed_rows)), 64, 4
     else:
-        block_m = 128 if key_bytes <= 256 else 64
-        block_n = min(64, max(16, 16384 // key_bytes))
-        warps, stages = 8 if block_m == 128 else 4, 3
+        block_m, block_n, warps = 128, 64, 8
+    if wide:
+        block_n = min(block_n, 32)
     programs = rows * kv_heads * triton.cdiv(packed_rows, block_m)
     wanted = 2 * processors // max(programs, 1)
     splits = max(1, min(wanted, triton.cdiv(max_kv, 2 * block_n), 64))
-    return Tiling(block_m, block_n, warps, stages, splits)
+    return Tiling(block_m, block_n, warps, 3, splits)
 
 
 def paged_attention(
@@ -77,6 +80,8 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     tiling: Tiling | None = None,
+    clear: bool = True,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Attention output [T, heads, head_dim]; the arguments are the reference's, and:
 
@@ -85,8 +90,10 @@ def paged_attention(
     splits is chosen for, by default what the page table can hold. ``soft_cap``: scores become
     cap * tanh(score / cap); 0 for none. ``sinks`` float32[heads]: a further logit in each head's
     softmax denominator. ``out``: where to write. ``num_splits`` and ``tiling`` replace choices.
+    ``pdl``: programmatic dependent launch (Hopper and later), for use inside a graph.
 
-    Tokens at or after ``cu_q[R]`` get zeros; rows of no queries are skipped and may hold any slot.
+    Tokens at or after ``cu_q[R]`` get zeros, or are left alone without ``clear``; rows of no
+    queries are skipped and may hold any slot.
     The last dimension of query, caches and out is contiguous, and both caches have one set of
     strides; ValueError otherwise. Reads nothing on the host, so calls can be captured in a graph.
     """
@@ -105,7 +112,8 @@ def paged_attention(
             rows,
             kv_heads,
             max_q * group,
-            block_d * query.element_size(),
+            block_d,
+            query.element_size(),
             page_table.shape[1] * page_size if max_kv is None else max_kv,
             _processors(query.device),
         )
@@ -127,7 +135,9 @@ def paged_attention(
         out,
         partial,
         lse,
+        splits,
         tokens,
+        tokens if clear else 0,
         window,
         scale,
         soft_cap,
@@ -146,14 +156,16 @@ def paged_attention(
         BLOCK_N=tiling.block_n,
         BLOCK_D=block_d,
         GROUP_BLOCK=triton.next_power_of_2(group),
-        SPLITS=splits,
+        SPLIT=splits > 1,
         HAS_WINDOW=window > 0,
         HAS_CAP=soft_cap > 0,
         # The interpreter holds bfloat16 as integers and multiplies those.
         UPCAST=query.device.type != "cuda" and query.dtype == torch.bfloat16,
-        TWO_PHASE=max_q * group > _PREFILL_TILE and window == 0,
+        TWO_PHASE=max_q * group > _STREAMING_ROWS and window == 0,
+        PDL=pdl,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
+        launch_pdl=pdl,
     )
     if splits > 1:
         split_block = triton.next_power_of_2(splits)
@@ -162,6 +174,7 @@ def paged_attention(
             lse,
             cu_q,
             out,
+            splits,
             tokens,
             max_q,
             out.stride(0),
@@ -169,9 +182,10 @@ def paged_attention(
             HEADS=heads,
             HEAD_DIM=head_dim,
             BLOCK_D=block_d,
-            SPLITS=splits,
             SPLIT_BLOCK=split_block,
+            PDL=pdl,
             num_warps=min(4, max(1, split_block * block_d // 1024)),
+            launch_pdl=pdl,
         )
     return out
 
@@ -215,16 +229,16 @@ def _workspace(out: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, tor
 
 @triton.jit
 def _visible(
-    index: Any,
-    start: Any,
-    kv_len: Any,
-    bound: Any,
-    bits: Any,
-    own_position: Any,
-    row_positions: Any,
-    window: Any,
+    index: tl.tensor,
+    start: tl.tensor,
+    kv_len: tl.tensor,
+    bound: tl.tensor,
+    bits: tl.tensor,
+    own_position: tl.tensor,
+    row_positions: tl.tensor,
+    window: tl.tensor,
     HAS_WINDOW: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """bool[M, N]: keys below a query's bound, or in its tree bits, and inside the window."""
     node = index - start
     # Out-of-range shifts are undefined; keys outside the tree's 64 nodes are decided by the bound.
@@ -240,27 +254,44 @@ def _visible(
 
 
 @triton.jit
+def _load_pages(
+    pages: tl.tensor,
+    block: tl.tensor,
+    first: tl.tensor,
+    kv_len: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> tl.tensor:
+    """Page of each key of a block, or the only one; keys outside the row repeat one inside."""
+    if PAGE_SIZE % BLOCK_N == 0:
+        index = tl.minimum(block, kv_len - 1)
+    else:
+        index = tl.minimum(tl.maximum(block + tl.arange(0, BLOCK_N), first), kv_len - 1)
+    return tl.load(pages + index // PAGE_SIZE)
+
+
+@triton.jit
 def _attend_keys(
-    acc: Any,
-    peak: Any,
-    total: Any,
-    query: Any,
-    keys: Any,
-    values: Any,
-    pages: Any,
-    stride_slot: Any,
-    begin: Any,
-    end: Any,
-    first: Any,
-    start: Any,
-    kv_len: Any,
-    bound: Any,
-    bits: Any,
-    own_position: Any,
-    row_positions: Any,
-    window: Any,
-    scale: Any,
-    soft_cap: Any,
+    acc: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    pages: tl.tensor,
+    stride_slot: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    first: tl.tensor,
+    start: tl.tensor,
+    kv_len: tl.tensor,
+    bound: tl.tensor,
+    bits: tl.tensor,
+    own_position: tl.tensor,
+    row_positions: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    soft_cap: tl.tensor,
     PAGE_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -269,20 +300,19 @@ def _attend_keys(
     HAS_CAP: tl.constexpr,
     UPCAST: tl.constexpr,
     MASKED: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Online softmax in base 2 over keys [begin, end); begin is a multiple of BLOCK_N."""
     dim = tl.arange(0, BLOCK_D)
+    lane = tl.arange(0, BLOCK_N)
+    # A block's pages are loaded one block ahead, so that keys never wait for the page table.
+    page = _load_pages(pages, begin, first, kv_len, PAGE_SIZE, BLOCK_N)
     for block in tl.range(begin, end, BLOCK_N):
-        index = block + tl.arange(0, BLOCK_N)
+        index = block + lane
         # Hidden keys at the ends repeat a visible one: nothing outside the row's pages is read, and
         # a weight of zero never meets a NaN.
         held = tl.minimum(tl.maximum(index, first), kv_len - 1) if MASKED else index
-        if PAGE_SIZE % BLOCK_N == 0:
-            page = tl.load(pages + block // PAGE_SIZE).to(tl.int64)
-            slot = page * PAGE_SIZE + (held - block // PAGE_SIZE * PAGE_SIZE)
-        else:
-            page = tl.load(pages + held // PAGE_SIZE).to(tl.int64)
-            slot = page * PAGE_SIZE + held % PAGE_SIZE
+        slot = page.to(tl.int64) * PAGE_SIZE + held % PAGE_SIZE
+        page = _load_pages(pages, block + BLOCK_N, first, kv_len, PAGE_SIZE, BLOCK_N)
         offset = slot[:, None] * stride_slot + dim[None, :]
         if HEAD_DIM == BLOCK_D:
             key = tl.load(keys + offset)
@@ -319,33 +349,35 @@ def _attend_keys(
     return acc, peak, total
 
 
-@triton.jit(do_not_specialize=["tokens", "window"])
+@triton.jit(do_not_specialize=["splits", "tokens", "clear_end", "window"])
 def _attend_rows(
-    query_ptr: Any,
-    key_ptr: Any,
-    value_ptr: Any,
-    positions: Any,
-    cu_q: Any,
-    kv_lens: Any,
-    page_table: Any,
-    slots: Any,
-    tree_bits: Any,
-    is_tree: Any,
-    sinks: Any,
-    out_ptr: Any,
-    partial_ptr: Any,
-    lse_ptr: Any,
-    tokens: Any,
-    window: Any,
-    scale: Any,
-    soft_cap: Any,
-    stride_query: Any,
-    stride_query_head: Any,
-    stride_slot: Any,
-    stride_kv_head: Any,
-    stride_out: Any,
-    stride_out_head: Any,
-    stride_table: Any,
+    query_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    positions: tl.tensor,
+    cu_q: tl.tensor,
+    kv_lens: tl.tensor,
+    page_table: tl.tensor,
+    slots: tl.tensor,
+    tree_bits: tl.tensor,
+    is_tree: tl.tensor,
+    sinks: tl.tensor,
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    splits: tl.tensor,
+    tokens: tl.tensor,
+    clear_end: tl.tensor,
+    window: tl.tensor,
+    scale: tl.tensor,
+    soft_cap: tl.tensor,
+    stride_query: tl.tensor,
+    stride_query_head: tl.tensor,
+    stride_slot: tl.tensor,
+    stride_kv_head: tl.tensor,
+    stride_out: tl.tensor,
+    stride_out_head: tl.tensor,
+    stride_table: tl.tensor,
     PAGE_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -354,26 +386,30 @@ def _attend_rows(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     GROUP_BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     UPCAST: tl.constexpr,
     TWO_PHASE: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """One (row, tile of packed queries, split, KV head); grid [tiles * splits * KV heads, R]."""
     kv_head = tl.program_id(0) % KV_HEADS
-    split = tl.program_id(0) // KV_HEADS % SPLITS
+    split = tl.program_id(0) // KV_HEADS % splits
     # The last tile of a causal row is the longest: started first, it does not end alone.
-    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // (KV_HEADS * SPLITS)
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // (KV_HEADS * splits)
     row = tl.program_id(1)
     rows = tl.num_programs(1)
     dim = tl.arange(0, BLOCK_D)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if (split == 0) & (tile == 0):
         group_head = tl.arange(0, GROUP_BLOCK)
         zero = tl.zeros((GROUP_BLOCK, BLOCK_D), dtype=out_ptr.dtype.element_ty)
         inside = (group_head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
         head = kv_head * GROUP + group_head
-        for token in tl.range(tl.load(cu_q + rows) + row, tokens, rows):
+        for token in tl.range(tl.load(cu_q + rows) + row, clear_end, rows):
             target = out_ptr + token * stride_out
             tl.store(target + head[:, None] * stride_out_head + dim[None, :], zero, mask=inside)
 
@@ -400,7 +436,7 @@ def _attend_rows(
         oldest = tl.min(tl.where(real, own_position, 0x7FFFFFFF), 0)
         first = tl.minimum(tl.maximum(oldest - window + 1, 0), start)
     begin = first // BLOCK_N * BLOCK_N
-    span = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), SPLITS) * BLOCK_N
+    span = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), splits) * BLOCK_N
     begin = begin + split * span
     end = tl.minimum(end, begin + span)
     occupied = begin < end
@@ -442,7 +478,7 @@ def _attend_rows(
     seen = total > 0
     total = tl.where(seen, total, 1.0)
     acc = acc / total[:, None]
-    if SPLITS == 1:
+    if not SPLIT:
         target = out_ptr + token[:, None] * stride_out + head[:, None] * stride_out_head
         tl.store(target + dim[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
     else:
@@ -454,26 +490,30 @@ def _attend_rows(
             tl.store(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=inside)
 
 
-@triton.jit(do_not_specialize=["tokens", "max_q"])
+@triton.jit(do_not_specialize=["splits", "tokens", "max_q"])
 def _merge_splits(
-    partial_ptr: Any,
-    lse_ptr: Any,
-    cu_q: Any,
-    out_ptr: Any,
-    tokens: Any,
-    max_q: Any,
-    stride_out: Any,
-    stride_out_head: Any,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    cu_q: tl.tensor,
+    out_ptr: tl.tensor,
+    splits: tl.tensor,
+    tokens: tl.tensor,
+    max_q: tl.tensor,
+    stride_out: tl.tensor,
+    stride_out_head: tl.tensor,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
     SPLIT_BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """Weigh the splits of one (row, query position, head); grid [R * max_q, heads]."""
     row = tl.program_id(0) // max_q
     node = tl.program_id(0) % max_q
     head = tl.program_id(1)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     begin = tl.load(cu_q + row)
     if node >= tl.load(cu_q + row + 1) - begin:
         return
@@ -481,7 +521,7 @@ def _merge_splits(
     split = tl.arange(0, SPLIT_BLOCK)
     dim = tl.arange(0, BLOCK_D)
     place = (split * tokens + token) * HEADS + head
-    lse = tl.load(lse_ptr + place, mask=split < SPLITS, other=float("-inf"))
+    lse = tl.load(lse_ptr + place, mask=split < splits, other=float("-inf"))
     peak = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak))
     inside = (weight > 0)[:, None] & (dim < HEAD_DIM)[None, :]

@@ -224,11 +224,11 @@ def test_soft_cap_and_sinks(soft_cap: float, sinks: bool, splits: int) -> None:
     check(Case(MIXED, soft_cap=soft_cap, sinks=sinks), num_splits=splits)
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-def test_prefill_takes_two_phases(splits: int) -> None:
+def test_prefill_takes_two_phases() -> None:
     rows = [Row(70, 50), Row(0, 65), Row(64, 64, tree=True), Row(130, 1)]
-    case = Case(rows, heads=1, padding=5, sinks=splits == 2, page_size=32 * splits)
-    check(case, tiling=Tiling(64, 32, 4, 2, splits))
+    check(Case(rows, heads=1, padding=5), tiling=Tiling(64, 32, 4, 2, 1))
+    short = Case([Row(30, 17, tree=True)], heads=4, sinks=True, page_size=64)
+    check(short, tiling=Tiling(32, 16, 4, 2, 2))
 
 
 def test_full_trees_of_64_nodes() -> None:
@@ -279,11 +279,18 @@ def test_wrong_arguments_are_named() -> None:
         paged_attention(*built.arguments(), max_q=2, out=torch.zeros(1, 4, 64))
 
 
+def test_tokens_behind_the_rows_can_be_left_alone() -> None:
+    built = Built(Case([Row(4, 1)], padding=3))
+    left = built.run(clear=False)
+    assert left[1:].isnan().all()
+    assert torch.equal(left[:1], built.run()[:1])
+
+
 def test_tilings_fill_the_device_without_tiny_splits() -> None:
-    assert choose_tiling(1, 8, 4, 256, 2048).splits == 16
-    assert choose_tiling(128, 8, 4, 256, 8192).splits == 1
-    assert choose_tiling(1, 8, 4, 256, 1).splits == 1
-    tiles = [choose_tiling(1, 8, n, 256, 64).block_m for n in (1, 16, 17, 64, 65)]
+    assert choose_tiling(1, 8, 4, 128, 2, 2048).splits == 16
+    assert choose_tiling(128, 8, 4, 128, 2, 8192).splits == 1
+    assert choose_tiling(1, 8, 4, 128, 2, 1).splits == 1
+    tiles = [choose_tiling(1, 8, rows, 128, 2, 64).block_m for rows in (1, 16, 17, 64, 65)]
     assert tiles == [16, 16, 32, 64, 128]
 
 
