@@ -1,21 +1,21 @@
 # mypy: disable-error-code="no-untyped-call"
 # ruff: noqa: SIM102 (branches at compile time stay apart from those at run time)
-"""`coupled_sample` on the GPU: cuts found without a sort, noise screened in float32.
+"""`coupled_sample` on the GPU: the filters' cuts without a sort, then the best noisy logit.
 
 Which token wins is decided in float64, as on the CPU: logit / temperature + Gumbel noise of the
-token's Philox word. Two float64 logarithms a token would cost more than reading the logits, so
-all scores are computed in float32 first (their error stays below 3e-5) and float64 only for the
-tokens within 1e-3 of the best, one in nearly every tile. So CPU and GPU draw the same token
-unless two float64 scores are within rounding (about 1e-15), or the edge of a filter is: top-p's
-sums are integers in units of 2^-40 here (see ``logit_cut_gpu``) and float64 there.
+token's Philox word, lower ids first among equals (``gumbel_gpu`` screens in float32 which tokens
+need it). So CPU and GPU draw the same token unless two float64 scores are within rounding, about
+1e-15, or the edge of a filter is: top-p's sums are integers in units of 2^-40 here (see
+``logit_cut_gpu``) and float64 there, which moves the edge by less than 1e-7 of the mass.
+``benchmarks/bench_sample_gpu.py`` counts the tokens that differ.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from .gumbel_gpu import least_fall, load_tile, offer, within
 from .logit_cut_gpu import (
-    BLOCK,
     find_cut,
     load_maxima,
     row_filters,
@@ -23,106 +23,6 @@ from .logit_cut_gpu import (
     sort_key,
     split_row,
 )
-
-_MARGIN = tl.constexpr(1e-3)
-# Noise lies in (-3.2, 22.9): a token further than their difference below another cannot win.
-_REACH = tl.constexpr(-30.0)
-_LN2 = tl.constexpr(0.6931471805599453)
-_WORD_SCALE = tl.constexpr(2.0**-32)
-
-
-@triton.jit
-def _words(seed: tl.tensor, position: tl.tensor, first: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """Uint32[SIZE] Philox words of the tokens from ``first``, a multiple of four."""
-    block = (first // 4 + tl.arange(0, SIZE // 4)).to(tl.uint32)
-    zero = block * 0
-    low = zero + (position & 0xFFFFFFFF).to(tl.uint32)
-    high = zero + ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    w0, w1, w2, w3 = tl.philox(seed, block, zero, low, high)
-    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (SIZE,))
-
-
-@triton.jit
-def _screening_noise(word: tl.tensor) -> tl.tensor:
-    """-log(-log((word + 0.5) / 2^32)) in float32, its error below 1e-5."""
-    below_one = ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * _WORD_SCALE
-    # Near one the uniform number itself has no digits left: -log(1 - t) = t + t^2/2 + ...
-    series = 1.0 / 5 + below_one * (1.0 / 6)
-    series = 1.0 / 3 + below_one * (1.0 / 4 + below_one * series)
-    series = below_one * (1.0 + below_one * (1.0 / 2 + below_one * series))
-    uniform = (word.to(tl.float32) + 0.5) * _WORD_SCALE
-    exponential = tl.where(below_one < 0.125, series, tl.log2(uniform) * -_LN2)
-    return tl.log2(exponential) * -_LN2
-
-
-@triton.jit
-def _load_tile(
-    row_logits: tl.tensor, tile: tl.tensor, vocab: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
-    ids = tile * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(row_logits + ids, mask=ids < vocab, other=float("-inf"))
-    return ids, x.to(tl.float32)
-
-
-@triton.jit
-def _within(x: tl.tensor, top: tl.tensor, temperature: tl.tensor, least: tl.tensor) -> tl.tensor:
-    """Whether (x - top) / temperature >= least and x is a number above -inf."""
-    return (x > float("-inf")) & (tl.maximum(x - top, -1e30) / temperature >= least)
-
-
-@triton.jit
-def _offer(
-    row_logits: tl.tensor,
-    tile: tl.tensor,
-    x: tl.tensor,
-    kept: tl.tensor,
-    best: tl.tensor,
-    best_id: tl.tensor,
-    top: tl.tensor,
-    temperature: tl.tensor,
-    min_p: tl.tensor,
-    seed: tl.tensor,
-    position: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor]:
-    """The best (float64 score, id) so far, now with the kept tokens of a tile.
-
-    ``top`` float32 is the row's largest logit; it is used only where min_p is above 0.
-    """
-    if tl.max(kept.to(tl.int32), 0) > 0:
-        lanes = tl.arange(0, BLOCK)
-        heat = temperature.to(tl.float64)
-        local = tl.max(tl.where(kept, x, float("-inf")), 0)
-        base = local.to(tl.float64) / heat
-        words = _words(seed, position, tile * BLOCK, BLOCK)
-        screen = tl.maximum(x - local, -1e30) / temperature + _screening_noise(words)
-        screen = tl.where(kept, screen, float("-inf"))
-        lead = tl.max(screen, 0)
-        while (lead > float("-inf")) & (base + (lead + _MARGIN).to(tl.float64) > best):
-            lane = tl.argmax(screen, 0)
-            token = tile * BLOCK + lane
-            logit = tl.load(row_logits + token).to(tl.float32).to(tl.float64)
-            word = tl.max(tl.where(lanes == lane, words, 0), 0)
-            uniform = (word.to(tl.float64) + 0.5) * _WORD_SCALE
-            score = logit / heat - tl.log(-tl.log(uniform))
-            likely = (min_p <= 0) | (
-                tl.exp(logit / heat - top.to(tl.float64) / heat) >= min_p.to(tl.float64)
-            )
-            better = likely & ((score > best) | ((score == best) & (token < best_id)))
-            best = tl.where(better, score, best)
-            best_id = tl.where(better, token, best_id)
-            screen = tl.where(lanes == lane, float("-inf"), screen)
-            lead = tl.max(screen, 0)
-    return best, best_id
-
-
-@triton.jit
-def _least_fall(min_p: tl.tensor) -> tl.tensor:
-    """How far below the top, in units of temperature, a winner may be; a hair further."""
-    least = tl.full((), _REACH, tl.float32)
-    if min_p > 0:
-        log_p = tl.log(min_p)
-        least = tl.maximum(least, log_p + log_p * 1e-5 - _MARGIN)
-    return least
 
 
 @triton.jit
@@ -200,16 +100,16 @@ def _draw(
                 tl.store(cuts + row * 2 + 1, take)
         else:
             min_p = min_p * 0
-        least = _least_fall(min_p)
+        least = least_fall(min_p)
         for step in range(tiles_each):
             tile = chunk * tiles_each + step
-            ids, x = _load_tile(row_logits, tile, vocab)
+            ids, x = load_tile(row_logits, tile, vocab)
             bad = tl.maximum(bad, tl.max(((x != x) | (x == float("inf"))).to(tl.int32), 0))
             x = tl.where(x < float("inf"), x, float("-inf"))
             key = sort_key(x)
             known_top = tl.where(tl.abs(top) < float("inf"), top, tl.max(x, 0))
-            near = _within(x, tl.maximum(known_top, -3e38), temperature, least)
-            best, best_id = _offer(
+            near = within(x, tl.maximum(known_top, -3e38), temperature, least)
+            best, best_id = offer(
                 row_logits,
                 tile,
                 x,
@@ -225,7 +125,7 @@ def _draw(
             if FILTERED:
                 tied = (ids < vocab) & (key == cut.to(tl.uint32))
                 ties += tl.sum(tied.to(tl.int32), 0)
-                tie_best, tie_id = _offer(
+                tie_best, tie_id = offer(
                     row_logits,
                     tile,
                     x,
@@ -241,7 +141,7 @@ def _draw(
     else:
         for step in range(tiles_each):
             tile = chunk * tiles_each + step
-            ids, x = _load_tile(row_logits, tile, vocab)
+            ids, x = load_tile(row_logits, tile, vocab)
             finite = tl.abs(x) < float("inf")
             bad = tl.maximum(bad, tl.max(((ids < vocab) & (finite == 0)).to(tl.int32), 0))
             high = tl.max(x, 0)
@@ -318,20 +218,20 @@ def _pick(
                 temperature, min_p = tl.load(temperatures + row), tl.load(min_ps + row)
                 seed, position = tl.load(seeds + row), tl.load(positions + row)
                 top = tl.max(load_maxima(maxima, row, groups, G), 0)
-                least = _least_fall(min_p)
+                least = least_fall(min_p)
                 cut = tl.load(cuts + row * 2).to(tl.uint32)
                 row_logits = logits + row * stride
                 for step in range(tiles_each):
                     tile = chunk * tiles_each + step
-                    ids, x = _load_tile(row_logits, tile, vocab)
+                    ids, x = load_tile(row_logits, tile, vocab)
                     tied = (ids < vocab) & (sort_key(x) == cut)
                     first = tied & (tl.cumsum(tied.to(tl.int32), 0) <= left)
                     left -= tl.sum(first.to(tl.int32), 0)
-                    best, best_id = _offer(
+                    best, best_id = offer(
                         row_logits,
                         tile,
                         x,
-                        first & _within(x, top, temperature, least),
+                        first & within(x, top, temperature, least),
                         best,
                         best_id,
                         top,

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator"
 """Sampling without a sort: the CPU's words and tokens, ties by id, the law, no batch effects."""
 
 import importlib
@@ -14,7 +15,9 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.coupled_sample import coupled_sample as reference
-from outrider.kernels.coupled_sample_gpu import _screening_noise, _words, coupled_sample
+from outrider.kernels.coupled_sample_gpu import coupled_sample
+from outrider.kernels.gumbel_gpu import philox_words as words_of
+from outrider.kernels.gumbel_gpu import screening_noise
 from outrider.kernels.philox import philox_words
 
 from ..reference import sampling_ref as ref
@@ -45,7 +48,12 @@ def _patch_language_once_a_launch() -> Iterator[None]:
         scope = patch(fn)
         if outermost:
             restore = scope.restore
-            scope.restore = lambda: (patched.clear(), restore())
+
+            def restore_all() -> None:
+                patched.clear()
+                restore()
+
+            scope.restore = restore_all
         return scope
 
     interpreter._patch_lang = patch_once
@@ -110,14 +118,14 @@ def oracle(logits: torch.Tensor, params: list[ref.Params], arguments: Columns) -
 @triton.jit
 def _store_words(seeds: Any, positions: Any, out: Any, SIZE: tl.constexpr) -> None:
     row = tl.program_id(0)
-    words = _words(tl.load(seeds + row), tl.load(positions + row), 8, SIZE)
+    words = words_of(tl.load(seeds + row), tl.load(positions + row), 8, SIZE)
     tl.store(out + row * SIZE + tl.arange(0, SIZE), words.to(tl.int64))
 
 
 @triton.jit
 def _store_noise(words: Any, out: Any, SIZE: tl.constexpr) -> None:
     lane = tl.arange(0, SIZE)
-    tl.store(out + lane, _screening_noise(tl.load(words + lane).to(tl.uint32)))
+    tl.store(out + lane, screening_noise(tl.load(words + lane).to(tl.uint32)))
 
 
 def test_the_words_are_those_of_the_cpu() -> None:
