@@ -104,7 +104,7 @@ def paged_attention(
     _check(query, key_cache, value_cache, out, sinks, scale)
     rows = cu_q.shape[0] - 1
     if tokens == 0 or rows == 0:
-        return out.zero_()
+        return out.zero_() if clear else out
     group = heads // kv_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
     if tiling is None:
@@ -118,36 +118,13 @@ def paged_attention(
             _processors(query.device),
         )
     splits = tiling.splits if num_splits is None else num_splits
-    partial, lse = _workspace(out, splits)
+    partial, lse = _workspace(out, splits, rows * max_q)
     tiles = triton.cdiv(max_q * group, tiling.block_m)
     _attend_rows[(kv_heads * splits * tiles, rows)](
-        query,
-        key_cache,
-        value_cache,
-        positions,
-        cu_q,
-        kv_lens,
-        page_table,
-        slots,
-        tree_bits,
-        is_tree,
-        sinks,
-        out,
-        partial,
-        lse,
-        splits,
-        tokens,
-        tokens if clear else 0,
-        window,
-        scale,
-        soft_cap,
-        query.stride(0),
-        query.stride(1),
-        key_cache.stride(0),
-        key_cache.stride(1),
-        out.stride(0),
-        out.stride(1),
-        page_table.stride(0),
+        query, key_cache, value_cache, positions, cu_q, kv_lens, page_table, slots, tree_bits,
+        is_tree, sinks, out, partial, lse, splits, max_q, tokens if clear else 0, window, scale,
+        soft_cap, query.stride(0), query.stride(1), key_cache.stride(0), key_cache.stride(1),
+        out.stride(0), out.stride(1), page_table.stride(0),
         PAGE_SIZE=page_size,
         GROUP=group,
         KV_HEADS=kv_heads,
@@ -166,7 +143,7 @@ def paged_attention(
         num_warps=tiling.warps,
         num_stages=tiling.stages,
         launch_pdl=pdl,
-    )
+    )  # fmt: skip
     if splits > 1:
         split_block = triton.next_power_of_2(splits)
         _merge_splits[(rows * max_q, heads)](
@@ -175,7 +152,6 @@ def paged_attention(
             cu_q,
             out,
             splits,
-            tokens,
             max_q,
             out.stride(0),
             out.stride(1),
@@ -218,27 +194,23 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _workspace(out: torch.Tensor, splits: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Partial outputs [splits, T, heads, head_dim] and base-2 log-sum-exps [splits, T, heads]."""
+def _workspace(
+    out: torch.Tensor, splits: int, places: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Partial outputs [splits, R * max_q, heads, head_dim] and their base-2 log-sum-exps."""
     if splits == 1:
         return None, None
-    shape = (splits, *out.shape)
+    shape = (splits, places, *out.shape[1:])
     partial = torch.empty(shape, dtype=torch.float32, device=out.device)
     return partial, torch.empty(shape[:-1], dtype=torch.float32, device=out.device)
 
 
 @triton.jit
 def _visible(
-    index: tl.tensor,
-    start: tl.tensor,
-    kv_len: tl.tensor,
-    bound: tl.tensor,
-    bits: tl.tensor,
-    own_position: tl.tensor,
-    row_positions: tl.tensor,
-    window: tl.tensor,
+    index: tl.tensor, start: tl.tensor, kv_len: tl.tensor, bound: tl.tensor, bits: tl.tensor,
+    own_position: tl.tensor, row_positions: tl.tensor, window: tl.tensor,
     HAS_WINDOW: tl.constexpr,
-) -> tl.tensor:
+) -> tl.tensor:  # fmt: skip
     """bool[M, N]: keys below a query's bound, or in its tree bits, and inside the window."""
     node = index - start
     # Out-of-range shifts are undefined; keys outside the tree's 64 nodes are decided by the bound.
@@ -255,13 +227,9 @@ def _visible(
 
 @triton.jit
 def _load_pages(
-    pages: tl.tensor,
-    block: tl.tensor,
-    first: tl.tensor,
-    kv_len: tl.tensor,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-) -> tl.tensor:
+    pages: tl.tensor, block: tl.tensor, first: tl.tensor, kv_len: tl.tensor,
+    PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Page of each key of a block, or the only one; keys outside the row repeat one inside."""
     if PAGE_SIZE % BLOCK_N == 0:
         index = tl.minimum(block, kv_len - 1)
@@ -272,35 +240,14 @@ def _load_pages(
 
 @triton.jit
 def _attend_keys(
-    acc: tl.tensor,
-    peak: tl.tensor,
-    total: tl.tensor,
-    query: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    pages: tl.tensor,
-    stride_slot: tl.tensor,
-    begin: tl.tensor,
-    end: tl.tensor,
-    first: tl.tensor,
-    start: tl.tensor,
-    kv_len: tl.tensor,
-    bound: tl.tensor,
-    bits: tl.tensor,
-    own_position: tl.tensor,
-    row_positions: tl.tensor,
-    window: tl.tensor,
-    scale: tl.tensor,
+    acc: tl.tensor, peak: tl.tensor, total: tl.tensor, query: tl.tensor, keys: tl.tensor,
+    values: tl.tensor, pages: tl.tensor, stride_slot: tl.tensor, begin: tl.tensor, end: tl.tensor,
+    first: tl.tensor, start: tl.tensor, kv_len: tl.tensor, bound: tl.tensor, bits: tl.tensor,
+    own_position: tl.tensor, row_positions: tl.tensor, window: tl.tensor, scale: tl.tensor,
     soft_cap: tl.tensor,
-    PAGE_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    UPCAST: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:
+    PAGE_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, UPCAST: tl.constexpr, MASKED: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """Online softmax in base 2 over keys [begin, end); begin is a multiple of BLOCK_N."""
     dim = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_N)
@@ -349,50 +296,21 @@ def _attend_keys(
     return acc, peak, total
 
 
-@triton.jit(do_not_specialize=["splits", "tokens", "clear_end", "window"])
+@triton.jit(do_not_specialize=["splits", "max_q", "clear_end", "window"])
 def _attend_rows(
-    query_ptr: tl.tensor,
-    key_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    positions: tl.tensor,
-    cu_q: tl.tensor,
-    kv_lens: tl.tensor,
-    page_table: tl.tensor,
-    slots: tl.tensor,
-    tree_bits: tl.tensor,
-    is_tree: tl.tensor,
-    sinks: tl.tensor,
-    out_ptr: tl.tensor,
-    partial_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    splits: tl.tensor,
-    tokens: tl.tensor,
-    clear_end: tl.tensor,
-    window: tl.tensor,
-    scale: tl.tensor,
-    soft_cap: tl.tensor,
-    stride_query: tl.tensor,
-    stride_query_head: tl.tensor,
-    stride_slot: tl.tensor,
-    stride_kv_head: tl.tensor,
-    stride_out: tl.tensor,
-    stride_out_head: tl.tensor,
+    query_ptr: tl.tensor, key_ptr: tl.tensor, value_ptr: tl.tensor, positions: tl.tensor,
+    cu_q: tl.tensor, kv_lens: tl.tensor, page_table: tl.tensor, slots: tl.tensor,
+    tree_bits: tl.tensor, is_tree: tl.tensor, sinks: tl.tensor, out_ptr: tl.tensor,
+    partial_ptr: tl.tensor, lse_ptr: tl.tensor, splits: tl.tensor, max_q: tl.tensor,
+    clear_end: tl.tensor, window: tl.tensor, scale: tl.tensor, soft_cap: tl.tensor,
+    stride_query: tl.tensor, stride_query_head: tl.tensor, stride_slot: tl.tensor,
+    stride_kv_head: tl.tensor, stride_out: tl.tensor, stride_out_head: tl.tensor,
     stride_table: tl.tensor,
-    PAGE_SIZE: tl.constexpr,
-    GROUP: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    UPCAST: tl.constexpr,
-    TWO_PHASE: tl.constexpr,
-    PDL: tl.constexpr,
-) -> None:
+    PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr, SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr, UPCAST: tl.constexpr, TWO_PHASE: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
     """One (row, tile of packed queries, split, KV head); grid [tiles * splits * KV heads, R]."""
     kv_head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(0) // KV_HEADS % splits
@@ -422,7 +340,7 @@ def _attend_rows(
     packed = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     node = packed // GROUP
     head = kv_head * GROUP + packed % GROUP
-    real = node < q_len
+    real = node < tl.minimum(q_len, max_q)
     token = (row_begin + node).to(tl.int64)
     own_position = tl.load(positions + token, mask=real, other=0).to(tl.int32)
     tree = tl.load(is_tree + row) != 0
@@ -482,7 +400,8 @@ def _attend_rows(
         target = out_ptr + token[:, None] * stride_out + head[:, None] * stride_out_head
         tl.store(target + dim[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        place = (split * tokens + token) * (KV_HEADS * GROUP) + head
+        place = ((split * rows + row) * max_q + node) * (KV_HEADS * GROUP) + head
+        place = place.to(tl.int64)
         lse = tl.where(seen, peak + tl.log2(total), float("-inf"))
         tl.store(lse_ptr + place, lse, mask=real)
         # Splits that saw nothing leave their part unwritten: the merge skips it by its lse.
@@ -490,23 +409,14 @@ def _attend_rows(
             tl.store(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=inside)
 
 
-@triton.jit(do_not_specialize=["splits", "tokens", "max_q"])
+@triton.jit(do_not_specialize=["splits", "max_q"])
 def _merge_splits(
-    partial_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    cu_q: tl.tensor,
-    out_ptr: tl.tensor,
-    splits: tl.tensor,
-    tokens: tl.tensor,
-    max_q: tl.tensor,
-    stride_out: tl.tensor,
+    partial_ptr: tl.tensor, lse_ptr: tl.tensor, cu_q: tl.tensor, out_ptr: tl.tensor,
+    splits: tl.tensor, max_q: tl.tensor, stride_out: tl.tensor,
     stride_out_head: tl.tensor,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SPLIT_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     """Weigh the splits of one (row, query position, head); grid [R * max_q, heads]."""
     row = tl.program_id(0) // max_q
     node = tl.program_id(0) % max_q
@@ -520,7 +430,8 @@ def _merge_splits(
     token = (begin + node).to(tl.int64)
     split = tl.arange(0, SPLIT_BLOCK)
     dim = tl.arange(0, BLOCK_D)
-    place = (split * tokens + token) * HEADS + head
+    place = (split * tl.num_programs(0) + tl.program_id(0)) * HEADS + head
+    place = place.to(tl.int64)
     lse = tl.load(lse_ptr + place, mask=split < splits, other=float("-inf"))
     peak = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak))

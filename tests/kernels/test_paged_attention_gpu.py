@@ -286,6 +286,11 @@ def test_tokens_behind_the_rows_can_be_left_alone() -> None:
     assert torch.equal(left[:1], built.run()[:1])
 
 
+def test_the_query_bound_may_exceed_every_row() -> None:
+    case = Case([Row(20, 2), Row(0, 0), Row(33, 3)], padding=2)
+    check(case, max_q=5, tiling=SMALL._replace(splits=2))
+
+
 def test_tilings_fill_the_device_without_tiny_splits() -> None:
     assert choose_tiling(1, 8, 4, 128, 2, 2048).splits == 16
     assert choose_tiling(128, 8, 4, 128, 2, 8192).splits == 1
@@ -303,6 +308,7 @@ def test_large_ragged_batches(dtype: torch.dtype, dim: int, page_size: int) -> N
     rows = [Row(rng.randrange(900), rng.choice((1, 8, 40)), rng.random() < 0.4) for _ in range(6)]
     case = Case([*rows, Row(0, 0)], 8, 2, dim, page_size, dtype=dtype, slots=True, padding=9)
     check(case)
+    check(case, pdl=True, num_splits=3)
     check(Case([Row(rng.randrange(3000), 1) for _ in range(4)], 8, 2, dim, page_size, dtype=dtype))
 
 
