@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.kernels.coupled_sample import coupled_sample as reference
+from outrider.kernels.coupled_sample import coupled_sample as torch_sample
 from outrider.kernels.coupled_sample_gpu import coupled_sample
 from outrider.kernels.gumbel_gpu import philox_words as words_of
 from outrider.kernels.gumbel_gpu import screening_noise
@@ -101,6 +101,14 @@ def padded(rows: torch.Tensor) -> torch.Tensor:
     wide[:, -1] = 6e4
     wide[:, : rows.shape[1]] = rows
     return wide[:, : rows.shape[1]].to(DEVICE)
+
+
+def reference(logits: torch.Tensor, *arguments: torch.Tensor) -> torch.Tensor:
+    """The torch reference, whose cumsum has no deterministic form on a GPU."""
+    torch.use_deterministic_algorithms(False)
+    tokens = torch_sample(logits, *arguments)
+    torch.use_deterministic_algorithms(True)
+    return tokens
 
 
 def oracle(logits: torch.Tensor, params: list[ref.Params], arguments: Columns) -> list[int]:
@@ -252,7 +260,7 @@ def pair_law_p_value(positions_differ: bool) -> float:
     arguments = columns([ref.Params(temperature=exact(0.9))] * 2 * pairs, random.Random(0))
     arguments[4], arguments[5] = seeds, positions
     logits = torch.tensor([row], device=DEVICE).expand(2 * pairs, -1).contiguous()
-    tokens = coupled_sample(logits, *arguments, filtered=False).view(-1, 2)
+    tokens = coupled_sample(logits, *arguments, filtered=False).view(-1, 2).cpu()
     counts = torch.bincount(
         tokens[:, 0] * len(row) + tokens[:, 1], minlength=len(row) ** 2
     ).tolist()
