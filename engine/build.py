@@ -24,11 +24,11 @@ from .future_map import FutureMap
 from .host_memory import free_memory
 from .kv_pool import KVPool, bytes_per_token, plan_num_pages
 from .measure import StepTimer
-from .models import LoadFormat, Model, load_model
+from .models import GpuModel, LoadFormat, Model, load_model
 from .step import StepRunner
 from .threads import choose_num_threads
 from .weights import WeightsError
-from .worker import TorchWorker
+from .worker import EngineWorker, TorchWorker
 
 # Steps in flight may run a finished request past its context: two rows of 64 tokens.
 _OVERRUN_TOKENS = 130
@@ -44,7 +44,7 @@ class Engine:
     """An assembled core, its worker, and what clients are told of both."""
 
     assembly: Assembly
-    worker: TorchWorker
+    worker: EngineWorker
     info: CoreInfo
     trace_file: TraceFile | None
 
@@ -71,13 +71,14 @@ def build_engine(config: EngineConfig) -> Engine:
         resolved = resolve_config(config, worker.info())
         if isinstance(resolved, Refused):
             raise RefusedError(resolved)
+        worker.prepare(resolved)
         return _assemble(resolved, worker)
     except BaseException:
         worker.shutdown()
         raise
 
 
-def build_worker(config: EngineConfig) -> TorchWorker:
+def build_worker(config: EngineConfig) -> EngineWorker:
     """Load the model and start a worker on it.
 
     Raises RefusedError naming the flag: a model that is missing or unusable, a thread count that
@@ -90,19 +91,18 @@ def build_worker(config: EngineConfig) -> TorchWorker:
     folder = _guard("model", lambda: resolve_model(config.model, config.revision))
     model_config = _guard("model", lambda: load_model_config(folder))
     context = _context_length(config, model_config)
-    free_bytes = free_memory()
     placement = place(config, torch.cuda.is_available(), model_config.torch_dtype)
     if isinstance(placement, Refused):
         raise RefusedError(placement)
     device = torch.device(placement.device)
     dtype: torch.dtype = getattr(torch, placement.dtype)
+    free_bytes = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     model = _guard("model", lambda: _load(folder, model_config, dtype, device, config.load_format))
     memory = (free_bytes, placement.mem_fraction)
     kv = _make_pool(config, model_config, model, memory, context, device)
     # Finished requests give their slot back a step later; twice the slots let others enter.
     max_slots = 2 * config.max_running_requests
     max_pages = -(-(context + _OVERRUN_TOKENS) // config.page_size)
-    state = FutureMap(max_slots, max_pages, model_config.vocab_size, device)
     info = WorkerInfo(
         vocab_size=model_config.vocab_size,
         context_length=model_config.context_length,
@@ -116,11 +116,17 @@ def build_worker(config: EngineConfig) -> TorchWorker:
         device=device.type,
         dtype=str(model.dtype).removeprefix("torch."),
     )
+    if isinstance(model, GpuModel):
+        # Loads triton, which machines without a GPU need not have.
+        from .gpu.worker import GpuWorker
+
+        return GpuWorker(info, config, model, kv, max_pages)
+    state = FutureMap(max_slots, max_pages, model_config.vocab_size, device)
     runner = StepRunner(model, kv, state, model_config.vocab_size, config.simulate_accept_length)
     return TorchWorker(info, runner, StepTimer(model, kv))
 
 
-def _assemble(resolved: CoreConfig, worker: TorchWorker) -> Engine:
+def _assemble(resolved: CoreConfig, worker: EngineWorker) -> Engine:
     times: StepTimes | None = None
     if resolved.drafter is not None:
         times = measure_times(worker, resolved.max_running_requests * resolved.draft_width)

@@ -1,8 +1,17 @@
 """The tensors of one ragged forward pass."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+
+
+class RowGroup(NamedTuple):
+    """Rows ``begin``..``end`` of a batch, of at most ``max_q`` query tokens each."""
+
+    begin: int
+    end: int
+    max_q: int
 
 
 @dataclass(slots=True)
@@ -25,3 +34,7 @@ class ForwardBatch:
     tree_bits: torch.Tensor  # int64[T], ancestors (self included); read for tree rows only
     is_tree: torch.Tensor  # uint8[R]
     logits_index: torch.Tensor  # int64[N], flat tokens whose logits are wanted
+    # On a GPU: the state's whole page table with the rows' slots int32[R] into it, and the rows in
+    # groups of similar length, so that launches are sized without a look at the device.
+    slots: torch.Tensor | None = None
+    groups: tuple[RowGroup, ...] = ()

@@ -5,11 +5,13 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Protocol
 
 import torch
 
+from ..engine_core.config import CoreConfig
 from ..engine_core.plan import HostDrafts, StepPlan, StepResult
-from ..engine_core.worker import WorkerFailed, WorkerInfo
+from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
 from .measure import StepTimer
 from .step import StepRunner
 
@@ -18,6 +20,14 @@ _JOIN_S = 5.0
 
 class _Failure(str):
     """Traceback text of what ended the thread."""
+
+
+class EngineWorker(Worker, Protocol):
+    """A worker as the engine builds it: told once how the core will drive it."""
+
+    def prepare(self, config: CoreConfig) -> None:
+        """Get ready for steps of the resolved configuration."""
+        ...
 
 
 class TorchWorker:
@@ -42,6 +52,9 @@ class TorchWorker:
     def info(self) -> WorkerInfo:
         """Sizes that the core plans with."""
         return self._info
+
+    def prepare(self, config: CoreConfig) -> None:
+        """Nothing depends on it here: arrays grow with the steps."""
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
         """T(batch tokens): seconds of a verify step of each size; only while idle."""

@@ -393,7 +393,7 @@ def _attend_rows(
         PAGE_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, HAS_WINDOW, HAS_CAP, UPCAST, MASKED=True,
     )  # fmt: skip
 
-    seen = total > 0
+    seen = total != 0  # a NaN was seen
     total = tl.where(seen, total, 1.0)
     acc = acc / total[:, None]
     if not SPLIT:
@@ -435,7 +435,7 @@ def _merge_splits(
     lse = tl.load(lse_ptr + place, mask=split < splits, other=float("-inf"))
     peak = tl.max(lse, 0)
     weight = tl.exp2(lse - tl.where(peak == float("-inf"), 0.0, peak))
-    inside = (weight > 0)[:, None] & (dim < HEAD_DIM)[None, :]
+    inside = (weight != 0)[:, None] & (dim < HEAD_DIM)[None, :]
     part = tl.load(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], mask=inside, other=0.0)
     total = tl.sum(weight, 0)
     result = tl.sum(part * weight[:, None], 0) / tl.where(total == 0, 1.0, total)

@@ -49,4 +49,9 @@ def _build(
 ) -> Model:
     if native and supports_cpu_kernels(config, dtype, device):
         return NativeDecoder(source, config)
+    if native and device.type == "cuda":
+        # Loads triton, which machines without a GPU need not have.
+        from .gpu_decoder import GpuDecoder
+
+        return GpuDecoder(source, config, dtype, device)
     return TorchDecoder(source, config, dtype, device)

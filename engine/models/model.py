@@ -1,6 +1,6 @@
 """What the engine asks of a target model."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -36,4 +36,13 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[N, V] logits of hidden rows [N, H] that ``forward`` returned."""
+        ...
+
+
+@runtime_checkable
+class GpuModel(Model, Protocol):
+    """A model whose forward pass never waits for the device, so that it can be captured."""
+
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] of hidden rows [N, H] in the computation dtype."""
         ...

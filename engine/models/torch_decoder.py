@@ -29,9 +29,9 @@ class TorchDecoder:
     ) -> None:
         self._config = config
         self._dtype = dtype
-        self._head = _head_to(read_head(source, config), dtype, device)
+        self._head = head_to(read_head(source, config), dtype, device)
         self._layers = [
-            _layer_to(read_layer(source, config, i), dtype, device)
+            layer_to(read_layer(source, config, i), dtype, device)
             for i in range(config.num_hidden_layers)
         ]
         self._rotary = RotaryTable(config.rope, config.head_dim, config.context_length, device)
@@ -119,13 +119,15 @@ class TorchDecoder:
         return F.linear(context.flatten(1), layer.o, layer.o_bias)
 
 
-def _head_to(head: HeadWeights, dtype: torch.dtype, device: torch.device) -> HeadWeights:
+def head_to(head: HeadWeights, dtype: torch.dtype, device: torch.device) -> HeadWeights:
+    """The head on a device, tied where it was."""
     embed = head.embed.to(device, dtype)
     lm_head = embed if head.lm_head is head.embed else head.lm_head.to(device, dtype)
     return HeadWeights(embed, head.final_norm.to(device, dtype), lm_head)
 
 
-def _layer_to(layer: LayerWeights, dtype: torch.dtype, device: torch.device) -> LayerWeights:
+def layer_to(layer: LayerWeights, dtype: torch.dtype, device: torch.device) -> LayerWeights:
+    """The layer itself, its tensors replaced by copies on a device."""
     for field in fields(layer):
         tensor = getattr(layer, field.name)
         if tensor is not None:

@@ -46,8 +46,8 @@ def features_of(params: SamplingParams, eos_ids: tuple[int, ...]) -> Feature:
 class SlotTable:
     """Columns over S slots. ``features`` uint8[S] stays on the host, which knows it anyway, and
     ``featured`` counts the slots that have any; the other columns are on the device: float32[S]
-    or as noted. ``biases``, ``masked`` (token ids int64, values) and ``logprobs`` (k) hold only the
-    slots that ask for them.
+    or as noted (``sampled`` is bool[S]). ``biases``, ``masked`` (token ids int64, values) and
+    ``logprobs`` (k) hold only the slots that ask for them.
     """
 
     def __init__(self, max_slots: int, vocab_size: int, device: torch.device) -> None:
@@ -56,6 +56,7 @@ class SlotTable:
 
         self.features = np.zeros(max_slots, dtype=np.uint8)
         self.featured = 0
+        self.sampled = column(torch.bool)
         self.temperatures = column(torch.float32)
         self.top_ks = column(torch.int32)
         self.top_ps = column(torch.float32)
@@ -79,6 +80,7 @@ class SlotTable:
         self.features[slot] = features
         self.featured += features != Feature.NONE
         if Feature.SAMPLED in features:
+            self.sampled[slot] = True
             self.temperatures[slot] = params.temperature
             self.top_ks[slot] = params.top_k
             self.top_ps[slot] = params.top_p
@@ -106,6 +108,7 @@ class SlotTable:
 
     def _forget(self, slot: int) -> None:
         if self.features[slot]:
+            self.sampled[slot] = False
             self.features[slot] = 0
             self.featured -= 1
         self.counts.close(slot)

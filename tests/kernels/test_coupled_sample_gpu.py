@@ -1,7 +1,6 @@
 # mypy: disable-error-code="untyped-decorator"
 """Sampling without a sort: the CPU's words and tokens, ties by id, the law, no batch effects."""
 
-import importlib
 import itertools
 import math
 import random
@@ -29,36 +28,6 @@ TILE = 2048
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 0x0123456789ABCDEF)
 POSITIONS = (0, 1, 8191, 2**31, 2**32 + 5, 2**62)
 Columns = list[torch.Tensor]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _patch_language_once_a_launch() -> Iterator[None]:
-    """The interpreter patches triton.language at every call of a function, 8 ms each."""
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    patch, patched = interpreter._patch_lang, set[int]()
-
-    class Patched:
-        def restore(self) -> None: ...
-
-    def patch_once(fn: Any) -> Any:
-        if id(fn.__globals__) in patched:
-            return Patched()
-        outermost = not patched
-        patched.add(id(fn.__globals__))
-        scope = patch(fn)
-        if outermost:
-            restore = scope.restore
-
-            def restore_all() -> None:
-                patched.clear()
-                restore()
-
-            scope.restore = restore_all
-        return scope
-
-    interpreter._patch_lang = patch_once
-    yield
-    interpreter._patch_lang = patch
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,86 @@
+"""CUDA graphs of decode-only steps, one a tier, replayed over the tier's staging block."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from ..forward_batch import RowGroup
+from .device_step import DeviceStep, StepShape
+from .staging import StagingShape, field_lengths, split_device
+from .tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """A captured step. ``block`` int32: its input; ``out`` int32: its output (see DeviceStep)."""
+
+    graph: torch.cuda.CUDAGraph
+    staging: StagingShape
+    block: torch.Tensor
+    out: torch.Tensor
+
+
+def decode_shape(tier: Tier) -> StepShape:
+    """A decode-only step's launches."""
+    groups = (RowGroup(0, tier.rows, tier.width),)
+    return StepShape(tier.width, groups, tier.tokens, tier.width > 1, tier.sampled)
+
+
+def decode_staging(tier: Tier) -> StagingShape:
+    """Room for a decode-only step: a row takes up to two new pages a step."""
+    return StagingShape(tier.rows, tier.tokens, 2 * tier.rows + 16, 0)
+
+
+class StepGraphs:
+    """Captures graphs on demand or ahead of time; all share one memory pool.
+
+    Sharing is safe because replays follow each other on one stream and a graph's output is copied
+    out before the next replay. ``block_bytes`` of input and the outputs are outside the pool.
+    """
+
+    def __init__(self, step: DeviceStep, device: torch.device) -> None:
+        self._step = step
+        self._device = device
+        self._pool: tuple[int, int] | None = None
+        self._graphs: dict[Tier, StepGraph] = {}
+        self.capture_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def capture_all(self, tiers: Iterable[Tier]) -> None:
+        """Capture these tiers; only while no step runs."""
+        for tier in tiers:
+            self.get(tier)
+
+    def get(self, tier: Tier) -> StepGraph:
+        """The tier's graph, captured now if it was not before."""
+        graph = self._graphs.get(tier)
+        if graph is None:
+            graph = self._graphs[tier] = self._capture(tier)
+        return graph
+
+    def _capture(self, tier: Tier) -> StepGraph:
+        began = time.perf_counter()
+        shape, staging = decode_shape(tier), decode_staging(tier)
+        block = torch.zeros(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
+        views = split_device(block, staging)
+        # All rows are padding, so that capturing leaves the state as it is.
+        views.slots.fill_(self._step.state.spare_slot)
+        views.update_slots.fill_(self._step.state.spare_slot)
+        out = torch.zeros(tier.rows * (1 + tier.width), dtype=torch.int32, device=self._device)
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):  # compiles kernels and warms the libraries up
+                self._step.run(views, shape, out)
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._step.run(views, shape, out)
+        self._pool = graph.pool()
+        self.capture_s += time.perf_counter() - began
+        return StepGraph(graph, staging, block, out)

@@ -1,0 +1,86 @@
+"""A step's input as one block of int32, so that one copy brings it to the device."""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ...engine_core.ids import I32
+
+
+class StagingShape(NamedTuple):
+    """Room for R rows, T query tokens, U page-table updates and E requests that enter a slot."""
+
+    rows: int
+    tokens: int
+    updates: int
+    entries: int
+
+
+class StagingViews(NamedTuple):
+    """The block's fields, int32 each, on the device.
+
+    ``cu_q`` and ``node_cu`` [R + 1] are prefix sums of the rows' query tokens and of those whose
+    logits count. ``tokens`` and ``parents`` [T]: what the host knows of the query tokens (a
+    verify row's first is on the device), ``node_index`` [T]: flat tokens of the nodes, the last
+    one repeated. ``counts`` [2]: updates and entries in use. Row fields beyond the step's rows name
+    the spare slot and have no tokens.
+    """
+
+    slots: torch.Tensor
+    kinds: torch.Tensor
+    starts: torch.Tensor
+    cu_q: torch.Tensor
+    node_cu: torch.Tensor
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    node_index: torch.Tensor
+    update_slots: torch.Tensor
+    update_columns: torch.Tensor
+    update_pages: torch.Tensor
+    entry_slots: torch.Tensor
+    entry_lens: torch.Tensor
+    entry_outs: torch.Tensor
+    counts: torch.Tensor
+
+
+class StagingArrays(NamedTuple):
+    """The same fields on the host."""
+
+    slots: I32
+    kinds: I32
+    starts: I32
+    cu_q: I32
+    node_cu: I32
+    tokens: I32
+    parents: I32
+    node_index: I32
+    update_slots: I32
+    update_columns: I32
+    update_pages: I32
+    entry_slots: I32
+    entry_lens: I32
+    entry_outs: I32
+    counts: I32
+
+
+def field_lengths(shape: StagingShape) -> tuple[int, ...]:
+    """Elements of each field, in order."""
+    rows, tokens, updates, entries = shape
+    return (
+        rows, rows, rows, rows + 1, rows + 1, tokens, tokens, tokens,
+        updates, updates, updates, entries, entries, entries, 2,
+    )  # fmt: skip
+
+
+def split_device(block: torch.Tensor, shape: StagingShape) -> StagingViews:
+    """Views of int32[N] as the fields of ``shape``."""
+    lengths = field_lengths(shape)
+    return StagingViews(*torch.split(block[: sum(lengths)], list(lengths)))
+
+
+def split_host(block: I32, shape: StagingShape) -> StagingArrays:
+    """Views of int32[N] as the fields of ``shape``."""
+    edges = np.cumsum((0, *field_lengths(shape)))
+    return StagingArrays(*(block[a:b] for a, b in itertools.pairwise(edges)))

@@ -1,0 +1,63 @@
+"""What only the GPU knows between steps: per request slot, lengths, last token and pages."""
+
+import torch
+
+from ...engine_core.plan import SlotInit
+from ...kernels.page_updates_gpu import apply_page_updates
+from ..sampling.slot_table import SlotTable
+from .staging import StagingViews
+
+
+class DeviceState:
+    """State of S request slots and a spare one that padding may write to.
+
+    ``seq_lens``, ``last_tokens``, ``out_counts`` int32[S + 1] and ``page_table`` int32[S + 1, P]
+    mean what they do in :class:`~outrider.engine.future_map.FutureMap`, this device's
+    counterpart of which it is. Steps change it in stream order; the host never reads it.
+    """
+
+    def __init__(
+        self, max_slots: int, max_pages: int, vocab_size: int, device: torch.device
+    ) -> None:
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.max_slots = max_slots
+        self.spare_slot = max_slots
+        self.seq_lens = zeros(max_slots + 1)
+        self.last_tokens = zeros(max_slots + 1)
+        self.out_counts = zeros(max_slots + 1)
+        self.page_table = zeros(max_slots + 1, max_pages)
+        self.sampling = SlotTable(max_slots + 1, vocab_size, device)
+
+    def enter(self, init: SlotInit) -> None:
+        """Take a new request's sampling parameters; its lengths come with the staging block.
+
+        Raises ValueError for a slot that does not exist.
+        """
+        if not 0 <= init.slot < self.max_slots:
+            raise ValueError(f"slot {init.slot} is outside 0..{self.max_slots - 1}")
+        self.sampling.enter(init)
+
+    def apply(self, staging: StagingViews) -> None:
+        """Write the step's entries and page-table changes."""
+        if len(staging.entry_slots):
+            slots = staging.entry_slots.long()
+            self.seq_lens[slots] = staging.entry_lens
+            self.last_tokens[slots] = 0
+            self.out_counts[slots] = staging.entry_outs
+            self.page_table[slots] = 0
+        if len(staging.update_slots):
+            apply_page_updates(
+                self.page_table,
+                staging.update_slots,
+                staging.update_columns,
+                staging.update_pages,
+                staging.counts[:1],
+            )
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        for state in (self.seq_lens, self.last_tokens, self.out_counts, self.page_table):
+            state.zero_()
+        self.sampling.reset()

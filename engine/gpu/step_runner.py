@@ -1,0 +1,339 @@
+"""Runs step plans on a GPU: packs, launches, and reads results when they are wanted."""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ...engine_core.ids import I32
+from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
+from ..forward_batch import ForwardBatch, RowGroup
+from ..sampling.choose import choose_targets
+from ..sampling.logprobs import collect_logprobs
+from ..sampling.slot_table import AFTERWARDS, EDITS, Feature
+from .device_step import Choice, Chooser, DeviceStep, StepShape
+from .graphs import StepGraphs, decode_shape, decode_staging
+from .packer import Packed, StepPacker, fill
+from .staging import StagingShape, field_lengths, split_device, split_host
+from .tiers import Tier, Tiers
+
+_BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
+_SLOW = EDITS | AFTERWARDS  # features that are not part of a graph
+_RING = 4  # more blocks than steps that can be in flight
+
+
+class Mark(Protocol):
+    """A point in the device's work."""
+
+    def record(self) -> None:
+        """Put the mark behind what was enqueued so far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed the mark."""
+        ...
+
+    def elapsed_time(self, end: "Mark") -> float:
+        """Milliseconds from this mark to ``end``."""
+        ...
+
+
+class _HostMark:
+    """The mark of a device that is never behind: kernels in Triton's interpreter."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+
+    def record(self) -> None:
+        self._at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Mark) -> float:
+        assert isinstance(end, _HostMark)
+        return (end._at - self._at) * 1e3
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step on its way; its result is complete once ``done`` has passed."""
+
+    plan: StepPlan
+    drafts: HostDrafts | None
+    packed: Packed
+    out: I32
+    rows: int
+    width: int
+    began: Mark
+    done: Mark
+    logprobs: tuple[RowLogprobs, ...]
+    replayed: bool
+    wait_ns: int
+
+
+class _PinnedRing:
+    """Page-locked int32 blocks taken in turn, each free again once its step is over."""
+
+    def __init__(self, pinned: bool) -> None:
+        self._pinned = pinned
+        self._blocks = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]
+        self._next = 0
+
+    def take(self, size: int) -> torch.Tensor:
+        """int32[size], on the host."""
+        at, self._next = self._next, (self._next + 1) % _RING
+        if self._blocks[at].shape[0] < size:
+            self._blocks[at] = torch.empty(
+                max(size, 1024), dtype=torch.int32, pin_memory=self._pinned
+            )
+        return self._blocks[at][:size]
+
+
+class GpuStepRunner:
+    """Launches steps in order on one stream without waiting for any of them.
+
+    ``replays`` and ``steps`` count graph replays and steps of verify rows alone, for reports.
+    """
+
+    def __init__(
+        self,
+        step: DeviceStep,
+        packer: StepPacker,
+        tiers: Tiers,
+        graphs: StepGraphs | None,
+        device: torch.device,
+    ) -> None:
+        self._step = step
+        self._packer = packer
+        self._tiers = tiers
+        self._graphs = graphs
+        self._device = device
+        pinned = device.type == "cuda"
+        self._inputs, self._outputs = _PinnedRing(pinned), _PinnedRing(pinned)
+        self.steps = self.decode_steps = self.replays = 0
+
+    def capture(self) -> None:
+        """Capture every tier without noise; those with noise follow when first needed."""
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.capture_all(self._tiers.all())
+
+    def launch(self, plan: StepPlan, drafts: HostDrafts | None, wait_ns: int) -> Launched:
+        """Enqueue a step. Raises ValueError if the plan or the drafts break their contract."""
+        packed = self._packer.pack(plan, drafts)
+        for init in plan.inits:
+            self._step.state.enter(init)
+        features = self._features(packed)
+        began = self._mark()
+        self.steps += 1
+        self.decode_steps += packed.decode_only
+        launched = self._replay(plan, packed, features)
+        replayed = launched is not None
+        logprobs: tuple[RowLogprobs, ...] = ()
+        if launched is None:
+            launched, logprobs = self._run(plan, packed, features)
+        out, rows, width = launched
+        self.replays += replayed
+        host = self._outputs.take(len(out))
+        host.copy_(out, non_blocking=True)
+        done = self._mark()
+        return Launched(
+            plan, drafts, packed, host.numpy(), rows, width, began, done, logprobs, replayed,
+            wait_ns,
+        )  # fmt: skip
+
+    def result(self, launched: Launched) -> StepResult:
+        """Wait for a step and read what it decided."""
+        launched.done.synchronize()
+        packed, rows = launched.packed, launched.packed.rows
+        lens = launched.out[:rows]
+        grid = launched.out[launched.rows :].reshape(launched.rows, launched.width)[:rows]
+        emitted = grid[np.arange(launched.width) < lens[:, None]]
+        errors: tuple[RowError, ...] = ()
+        if (lens == 0).any():
+            bad = np.flatnonzero((lens == 0) & (np.diff(packed.node_cu) > 0)).tolist()
+            errors = tuple(RowError(row, _BAD_LOGITS) for row in bad)
+        drafts = launched.drafts
+        return StepResult(
+            step=launched.plan.step,
+            accept_lens=lens.tobytes(),
+            tokens=emitted.tobytes(),
+            proposed=bytes(4 * rows) if drafts is None else drafts.counts,
+            depths=packed.depths.tobytes(),
+            logprobs=launched.logprobs,
+            errors=errors,
+            busy_ns=int(launched.began.elapsed_time(launched.done) * 1e6),
+            batch_tokens=packed.tokens,
+            wait_ns=launched.wait_ns,
+        )
+
+    def seconds_of(self, tokens: int, turns: int) -> float:
+        """T(tokens): the fastest of some decode-only steps of that many query tokens.
+
+        The rows are padding, so this is the step without its reading of the KV cache.
+        """
+        rows = max(1, -(-tokens // self._tiers.width))
+        tier = self._tiers.of(rows, tokens, False)
+        run = self._timed_replay if tier is not None and self._graphs is not None else None
+        if tier is None or run is None:
+            tier = Tier(rows, tokens, self._tiers.width, False)
+            run = self._timed_run
+        return min(run(tier) for _ in range(turns + 1))
+
+    def reset(self) -> None:
+        """Forget every slot; only while idle."""
+        self._step.state.reset()
+
+    def _timed_replay(self, tier: Tier) -> float:
+        assert self._graphs is not None
+        graph = self._graphs.get(tier).graph
+        torch.cuda.synchronize(self._device)
+        began = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter() - began
+
+    @torch.inference_mode()
+    def _timed_run(self, tier: Tier) -> float:
+        staging = decode_staging(tier)
+        block = torch.zeros(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
+        views = split_device(block, staging)
+        views.slots.fill_(self._step.state.spare_slot)
+        out = torch.empty(tier.rows * (1 + tier.width), dtype=torch.int32, device=self._device)
+        torch.cuda.synchronize(self._device)
+        began = time.perf_counter()
+        self._step.run(views, decode_shape(tier), out)
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter() - began
+
+    def _mark(self) -> Mark:
+        mark: Mark = (
+            torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else _HostMark()
+        )
+        mark.record()
+        return mark
+
+    def _features(self, packed: Packed) -> int:
+        table = self._step.state.sampling
+        if not table.featured:
+            return 0
+        return int(np.bitwise_or.reduce(table.features[packed.slots], initial=0))
+
+    def _replay(
+        self, plan: StepPlan, packed: Packed, features: int
+    ) -> tuple[torch.Tensor, int, int] | None:
+        """Replay the step's graph, if it has one: output, rows and width."""
+        if self._graphs is None or not packed.decode_only or features & _SLOW:
+            return None
+        sampled = bool(features & int(Feature.SAMPLED))
+        tier = self._tiers.of(packed.rows, packed.tokens, sampled)
+        if tier is None:
+            return None
+        graph = self._graphs.get(tier)
+        if len(plan.page_slots) // 4 > graph.staging.updates:
+            return None
+        host = self._inputs.take(len(graph.block))
+        fill(split_host(host.numpy(), graph.staging), packed, plan, self._step.state.spare_slot)
+        graph.block.copy_(host, non_blocking=True)
+        graph.graph.replay()
+        return graph.out, tier.rows, tier.width
+
+    def _run(
+        self, plan: StepPlan, packed: Packed, features: int
+    ) -> tuple[tuple[torch.Tensor, int, int], tuple[RowLogprobs, ...]]:
+        """Run the step kernel by kernel, in its exact size."""
+        staging = StagingShape(
+            packed.rows, packed.tokens, len(plan.page_slots) // 4, len(plan.inits)
+        )
+        host = self._inputs.take(sum(field_lengths(staging)))
+        fill(split_host(host.numpy(), staging), packed, plan, self._step.state.spare_slot)
+        block = host.to(self._device, non_blocking=True)
+        width = max(1, int(np.diff(packed.node_cu).max()))
+        shape = StepShape(
+            width,
+            self._groups(packed),
+            packed.nodes,
+            packed.branches or width > 1,
+            bool(features & int(Feature.SAMPLED)),
+        )
+        out = torch.empty(packed.rows * (1 + width), dtype=torch.int32, device=self._device)
+        choose = self._chooser(packed) if features & EDITS else None
+        choice = self._step.run(split_device(block, staging), shape, out, choose)
+        logprobs: tuple[RowLogprobs, ...] = ()
+        if features & AFTERWARDS:
+            logprobs = self._afterwards(packed, choice, out, width)
+        return (out, packed.rows, width), logprobs
+
+    def _groups(self, packed: Packed) -> tuple[RowGroup, ...]:
+        rows, verify = packed.rows, packed.verify_rows
+        if verify < 0:
+            return (RowGroup(0, rows, int(packed.q_lens.max())),)
+        groups = []
+        if verify:
+            groups.append(RowGroup(0, verify, int(packed.q_lens[:verify].max())))
+        if rows > verify:
+            groups.append(RowGroup(verify, rows, packed.longest))
+        return tuple(groups)
+
+    def _chooser(self, packed: Packed) -> Chooser:
+        """Targets with penalties, bias or a minimum length; see `choose_targets`."""
+
+        def choose(logits: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+            state = self._step.state
+            return choose_targets(
+                logits.float(), batch, packed.slots, packed.node_cu, state.sampling,
+                state.out_counts,
+            )  # fmt: skip
+
+        return choose
+
+    def _afterwards(
+        self, packed: Packed, choice: Choice, out: torch.Tensor, width: int
+    ) -> tuple[RowLogprobs, ...]:
+        """Penalty counts and log-probabilities, which need the emitted tokens on the host."""
+        state, rows = self._step.state, packed.rows
+        host = out.cpu().numpy()
+        lens, grid = host[:rows], host[rows:].reshape(rows, width)
+        emitted = grid[np.arange(width) < lens[:, None]]
+        penalized = (state.sampling.features[packed.slots] & int(Feature.PENALTIES)) != 0
+        row_of = np.repeat(np.arange(rows), lens)
+        chosen = np.flatnonzero(penalized[row_of])
+        if len(chosen):
+            state.sampling.counts.add(
+                torch.from_numpy(packed.slots[row_of[chosen]].astype(np.int64)).to(self._device),
+                torch.from_numpy(emitted[chosen].astype(np.int64)).to(self._device),
+            )
+        accept_cu = np.zeros(rows + 1, dtype=np.int32)
+        np.cumsum(lens, out=accept_cu[1:])
+        return collect_logprobs(
+            choice.logits.float(),
+            packed.slots,
+            packed.node_cu,
+            accept_cu,
+            self._accept_idx(packed, lens, grid),
+            emitted,
+            state.sampling,
+        )
+
+    def _accept_idx(self, packed: Packed, lens: I32, grid: I32) -> I32:
+        """int32[A]: row-local node at which each emitted token was decided."""
+        found: list[int] = []
+        for row in np.flatnonzero(lens).tolist():
+            end = int(packed.cu_q[row + 1])
+            begin = end - int(packed.node_cu[row + 1] - packed.node_cu[row])
+            node = 0
+            for token in grid[row, : lens[row]].tolist():
+                found.append(node)
+                node = next(
+                    (
+                        i
+                        for i in range(node + 1, end - begin)
+                        if packed.parents[begin + i] == node
+                        and packed.token_ids[begin + i] == token
+                    ),
+                    0,
+                )
+        return np.array(found, dtype=np.int32)

@@ -1,0 +1,62 @@
+"""The sizes that CUDA graphs are captured for; a step runs in the smallest that holds it."""
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+_SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+
+
+class Tier(NamedTuple):
+    """A graph's capacity: rows, query tokens, and the most query tokens of a row.
+
+    ``sampled``: whether acceptance draws with noise where a row asks for it.
+    """
+
+    rows: int
+    tokens: int
+    width: int
+    sampled: bool
+
+
+def ladder(top: int) -> tuple[int, ...]:
+    """Sizes up to and including ``top``: steps of at most a half, and of a third from 32 on."""
+    sizes = [size for size in _SMALL if size < top]
+    size = 96
+    while size < top:
+        sizes.append(size)
+        size += max(32, size // 3 // 32 * 32)
+    return (*sizes, top)
+
+
+class Tiers:
+    """All tiers of an engine: ``max_rows`` verify rows of up to ``width`` query tokens."""
+
+    def __init__(self, max_rows: int, width: int) -> None:
+        self.max_rows = max_rows
+        self.width = width
+        self._rows = ladder(max_rows)
+        self._tokens = ladder(max_rows * width)
+
+    def of(self, rows: int, tokens: int, sampled: bool) -> Tier | None:
+        """The tier of a step of verify rows; None for more rows than any graph has."""
+        if rows > self.max_rows:
+            return None
+        room = self._rows[bisect_left(self._rows, rows)]
+        if tokens == rows:  # no drafts
+            return Tier(room, room, 1, sampled)
+        wide = self._tokens[bisect_left(self._tokens, tokens)]
+        return Tier(room, min(max(wide, room), room * self.width), self.width, sampled)
+
+    def all(self, sampled: bool = False) -> tuple[Tier, ...]:
+        """Every tier that a step may need, the largest first (so that memory is reused)."""
+        found: set[Tier] = set()
+        for rows in self._rows:
+            found.add(Tier(rows, rows, 1, sampled))
+            if self.width > 1:
+                smallest = self._rows[self._rows.index(rows) - 1] + 1 if rows > 1 else 1
+                for tokens in self._tokens:
+                    if smallest < tokens:
+                        tier = self.of(rows, min(tokens, rows * self.width), sampled)
+                        assert tier is not None, "the rows are of the ladder"
+                        found.add(tier)
+        return tuple(sorted(found, reverse=True))

@@ -1,0 +1,126 @@
+"""The worker of one GPU: launches from the core's own thread, which the device outruns."""
+
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from ...engine_core.config import CoreConfig, EngineConfig
+from ...engine_core.plan import HostDrafts, StepPlan, StepResult
+from ...engine_core.worker import WorkerFailed, WorkerInfo
+from ..kv_pool import KVPool
+from ..models import GpuModel
+from .device_step import DeviceStep
+from .graphs import StepGraphs
+from .packer import StepPacker
+from .state import DeviceState
+from .step_runner import GpuStepRunner, Launched
+from .tiers import Tiers
+
+_TURNS = 3
+
+
+class GpuWorker:
+    """The :class:`~outrider.engine_core.worker.Worker` of one GPU.
+
+    No thread: a launch only enqueues. A late-bound step is enqueued when its drafts come; what
+    follows it waits in ``_held``. An exception ends the worker: that ``collect`` and all later
+    ones raise WorkerFailed with its traceback.
+    """
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        config: EngineConfig,
+        model: GpuModel,
+        kv: KVPool,
+        max_pages: int,
+    ) -> None:
+        """``max_pages``: pages of the longest sequence, with what steps in flight overrun."""
+        self._info = info
+        self._use_graphs = not config.disable_cuda_graph
+        self._max_graph_rows = config.cuda_graph_max_bs or config.max_running_requests
+        self._device = kv.data.device
+        state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device)
+        self._step = DeviceStep(model, kv, state)
+        self._packer = StepPacker(info.max_slots, info.vocab_size)
+        self._runner = self._make_runner(1)
+        self._held: deque[StepPlan] = deque()
+        self._launched: deque[Launched] = deque()
+        self._free_since = 0  # when the device last ran out of steps
+        self._failure: str | None = None
+
+    def info(self) -> WorkerInfo:
+        """Sizes that the core plans with."""
+        return self._info
+
+    def prepare(self, config: CoreConfig) -> None:
+        """Capture the graphs of every decode-only step that the core may plan."""
+        self._runner = self._make_runner(config.draft_width)
+        self._runner.capture()
+
+    def _make_runner(self, width: int) -> GpuStepRunner:
+        graphs = StepGraphs(self._step, self._device) if self._use_graphs else None
+        tiers = Tiers(self._max_graph_rows, width)
+        return GpuStepRunner(self._step, self._packer, tiers, graphs, self._device)
+
+    def measure(self, batch_tokens: Sequence[int]) -> list[float]:
+        """T(batch tokens): seconds of a verify step of each size; only while idle."""
+        return [self._runner.seconds_of(tokens, _TURNS) for tokens in batch_tokens]
+
+    def launch(self, plan: StepPlan) -> None:
+        """Enqueue a step; a late-bound one waits for its drafts."""
+        self._held.append(plan)
+        self._launch_held()
+
+    def upload_drafts(self, drafts: HostDrafts) -> None:
+        """Give the drafts of the oldest launched late-bound step that lacks them."""
+        if self._failure is not None:
+            return
+        plan = self._held.popleft()
+        if drafts.step != plan.step:
+            self._failure = f"drafts of step {drafts.step} came for step {plan.step}"
+            return
+        wait_ns = 0 if self._launched else time.perf_counter_ns() - self._free_since
+        self._start(plan, drafts, wait_ns)
+        self._launch_held()
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest launched step. Raises WorkerFailed."""
+        if self._launched:
+            try:
+                result = self._runner.result(self._launched.popleft())
+            except Exception:
+                self._failure = self._failure or traceback.format_exc()
+                self._launched.clear()
+            else:
+                if not self._launched:
+                    self._free_since = time.perf_counter_ns()
+                return result
+        raise WorkerFailed(f"the worker failed:\n{self._failure or 'no step was launched'}")
+
+    def reset(self) -> None:
+        """Forget every slot (only while idle); KV contents become meaningless."""
+        self._runner.reset()
+
+    def shutdown(self) -> None:
+        """Wait for the steps already launched; idempotent."""
+        self._held.clear()
+        if self._launched:
+            torch.cuda.synchronize()
+            self._launched.clear()
+
+    def _launch_held(self) -> None:
+        while self._held and not self._held[0].late_bound:
+            self._start(self._held.popleft(), None, 0)
+
+    def _start(self, plan: StepPlan, drafts: HostDrafts | None, wait_ns: int) -> None:
+        if self._failure is not None:
+            return
+        try:
+            with torch.inference_mode():
+                self._launched.append(self._runner.launch(plan, drafts, wait_ns))
+        except Exception:
+            self._failure = traceback.format_exc()

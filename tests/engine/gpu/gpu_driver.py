@@ -1,0 +1,59 @@
+"""The step driver over the GPU runner: on a GPU, or on a CPU in Triton's interpreter."""
+
+import numpy as np
+import torch
+
+from outrider.engine.gpu.device_step import DeviceStep
+from outrider.engine.gpu.graphs import StepGraphs
+from outrider.engine.gpu.packer import StepPacker
+from outrider.engine.gpu.state import DeviceState
+from outrider.engine.gpu.step_runner import GpuStepRunner
+from outrider.engine.gpu.tiers import Tiers
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.models.gpu_decoder import GpuDecoder
+from outrider.engine.weights import Checkpoint
+from outrider.engine_core.model_config import ModelConfig
+from outrider.engine_core.plan import HostDrafts, StepPlan, StepResult
+
+from ..driver import Driver
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class GpuDriver(Driver):
+    """Poisoned KV, and graphs where there is a GPU (unless ``graphs`` is False)."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        slots: int = 8,
+        page_size: int = 4,
+        max_tokens: int = 256,
+        graphs: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.pages = -(-max_tokens // page_size)
+        self.kv = KVPool(slots * self.pages, page_size, config, dtype, DEVICE)
+        self.kv.data.fill_(torch.nan)
+        model = GpuDecoder(checkpoint, config, dtype, DEVICE)
+        self.device_state = DeviceState(slots, self.pages, config.vocab_size, DEVICE)
+        step = DeviceStep(model, self.kv, self.device_state)
+        captured = StepGraphs(step, DEVICE) if graphs and DEVICE.type == "cuda" else None
+        self.gpu_runner = GpuStepRunner(
+            step, StepPacker(slots, config.vocab_size), Tiers(slots, 12), captured, DEVICE
+        )
+        self.step = 0
+        order = np.random.default_rng(1).permutation(slots * self.pages) + 1
+        self._order = order.reshape(slots, self.pages).tolist()
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, drafts: HostDrafts | None = None) -> StepResult:
+        self.step += 1
+        return self.gpu_runner.result(self.gpu_runner.launch(plan, drafts, 0))
+
+    def kv_of(self, slot: int) -> torch.Tensor:
+        length = int(self.device_state.seq_lens[slot])
+        index = torch.arange(length)
+        pages = self.device_state.page_table[slot].cpu()[index // self.kv.page_size].long()
+        return self.kv.data.cpu()[:, :, pages * self.kv.page_size + index % self.kv.page_size]

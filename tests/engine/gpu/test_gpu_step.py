@@ -1,0 +1,178 @@
+"""Whole steps on the device against the CPU runner: tokens, counts, KV, features."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.engine.models import Model, load_model
+from outrider.engine.weights import Checkpoint
+from outrider.engine_core.ids import RowKind, i32
+from outrider.engine_core.model_config import ModelConfig, load_model_config
+from outrider.engine_core.plan import HostDrafts, SlotInit
+from outrider.engine_core.sampling_params import SamplingParams
+
+from ..driver import CPU, Drafts, Driver, chain, int32
+from ..test_step import GREEDY, PROMPT, SEEDED, VOCAB, random_tree
+from ..tiny import write_checkpoint
+from .gpu_driver import DEVICE, GpuDriver
+
+EDITED = SamplingParams(
+    temperature=0.9,
+    top_k=12,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.2,
+    logit_bias={3: 2.0, 5: -4.0},
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", VOCAB)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> tuple[Model, ModelConfig]:
+    config = load_model_config(folder)
+    return load_model(folder, config, torch.float32, CPU), config
+
+
+def gpu(folder: Path, page_size: int = 4, graphs: bool = True) -> GpuDriver:
+    return GpuDriver(
+        Checkpoint(folder), load_model_config(folder), page_size=page_size, graphs=graphs
+    )
+
+
+def plain(
+    reference: tuple[Model, ModelConfig], params: SamplingParams, count: int, seed: int = 77
+) -> list[int]:
+    driver = Driver(*reference)
+    tokens = [driver.enter(0, PROMPT, params, seed)]
+    while len(tokens) < count:
+        tokens += driver.verify({0: None})[0][0]
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("params", "page_size"),
+    [(GREEDY, 1), (GREEDY, 16), (SEEDED, 4), (EDITED, 4)],
+    ids=["greedy-1", "greedy-16", "seeded", "edited"],
+)
+def test_random_trees_give_the_tokens_and_kv_of_the_cpu(
+    folder: Path, reference: tuple[Model, ModelConfig], params: SamplingParams, page_size: int
+) -> None:
+    count = 100 if DEVICE.type == "cuda" else 9
+    expected = plain(reference, params, count + 12)
+    rng = random.Random(page_size)
+    driver = gpu(folder, page_size)
+    tokens = [driver.enter(0, PROMPT, params, 77)]
+    while len(tokens) < count:
+        drafts = random_tree(rng, expected[len(tokens) : len(tokens) + 11], rng.randint(1, 11))
+        tokens += driver.verify({0: drafts})[0][0]
+    assert tokens[:count] == expected[:count]
+    other = Driver(*reference, page_size=page_size)
+    other.enter(0, PROMPT + tokens[:-1], GREEDY)
+    torch.testing.assert_close(driver.kv_of(0), other.kv_of(0), atol=1e-4, rtol=1e-4)
+
+
+def test_plain_rows_and_chains_of_many_requests(
+    folder: Path, reference: tuple[Model, ModelConfig]
+) -> None:
+    expected = [plain(reference, GREEDY, 20), plain(reference, SEEDED, 20)]
+    driver = gpu(folder)
+    params = [GREEDY, SEEDED, GREEDY]
+    got = [[driver.enter(slot, PROMPT, params[slot], 77)] for slot in range(3)]
+    while min(len(tokens) for tokens in got) < 8:
+        rows: dict[int, Drafts | None] = {}
+        for slot in (2, 0, 1):
+            future = expected[slot % 2][len(got[slot]) :][:3]
+            if len(future) == 3:
+                rows[slot] = chain([*future[:2], (future[2] + 1) % VOCAB]) if slot else None
+        emitted, result = driver.verify(rows)
+        for slot, tokens in emitted.items():
+            assert len(tokens) == (3 if rows[slot] else 1)
+            got[slot] += tokens
+        assert result.busy_ns > 0
+    for slot in range(3):
+        assert got[slot][:8] == expected[slot % 2][:8]
+
+
+def test_prefill_chunks_and_verify_rows_share_a_step(
+    folder: Path, reference: tuple[Model, ModelConfig]
+) -> None:
+    expected = plain(reference, GREEDY, 12)
+    driver = gpu(folder)
+    tokens = [driver.enter(0, PROMPT, GREEDY)]
+    other = driver.chunk(1, RowKind.PREFILL_LAST, 0, PROMPT, None)
+    verify, drafts = driver.verify_plan({0: chain(expected[1:4])})
+    assert drafts is not None
+    joined = type(verify)(
+        verify.step,
+        True,
+        verify.slots + other.slots,
+        verify.kinds + other.kinds,
+        verify.q_caps + other.q_caps,
+        verify.starts + other.starts,
+        other.tokens,
+        (SlotInit(1, 2, GREEDY, 0, int32(PROMPT), b"", 0, ()),),
+        int32([1] * driver.pages),
+        int32(range(driver.pages)),
+        int32(driver._order[1]),
+    )
+    both = HostDrafts(drafts.step, drafts.counts + int32([0]), drafts.tokens, drafts.parents)
+    result = driver.run(joined, both)
+    assert i32(result.accept_lens).tolist() == [4, 1]
+    assert i32(result.tokens).tolist() == [*expected[1:5], tokens[0]]
+    assert i32(result.depths).tolist() == [3, 0]
+
+
+def test_logprobs_are_the_cpus(folder: Path, reference: tuple[Model, ModelConfig]) -> None:
+    params = SamplingParams(temperature=0, logprobs=3)
+    expected = plain(reference, GREEDY, 12)
+    results = []
+    for driver in (Driver(*reference), gpu(folder)):
+        driver.enter(0, PROMPT, params)
+        _, result = driver.verify({0: chain(expected[1:4])})
+        results.append(result)
+    left, right = (result.logprobs[0].tokens for result in results)
+    assert len(left) == len(right) == 4
+    for a, b in zip(left, right, strict=True):
+        assert a.token == b.token
+        assert a.top_ids == b.top_ids
+        assert a.value == pytest.approx(b.value, abs=1e-4)
+
+
+def test_unusable_logits_are_an_error_of_their_row(folder: Path) -> None:
+    driver = gpu(folder)
+    for slot in (0, 1):
+        driver.enter(slot, PROMPT, GREEDY)
+    slot_of = driver.device_state.page_table[1, 0] * driver.kv.page_size
+    driver.kv.data[:, :, slot_of] = torch.nan
+    _, result = driver.verify({0: None, 1: None})
+    assert [error.row for error in result.errors] == [1]
+    assert i32(result.accept_lens).tolist() == [1, 0]
+
+
+def test_broken_drafts_are_named(folder: Path) -> None:
+    driver = gpu(folder)
+    driver.enter(0, PROMPT, GREEDY)
+    with pytest.raises(ValueError, match="parents precede"):
+        driver.verify({0: Drafts([1], [1])})
+
+
+@pytest.mark.gpu
+def test_graphs_replay_and_agree_with_single_launches(folder: Path) -> None:
+    assert DEVICE.type == "cuda"
+    results = []
+    for graphs in (False, True):
+        driver, rng = gpu(folder, graphs=graphs), random.Random(5)
+        tokens = [[driver.enter(slot, PROMPT[slot:], GREEDY)] for slot in range(4)]
+        for _ in range(20):
+            rows = {slot: random_tree(rng, [], rng.randint(0, 11)) for slot in range(4)}
+            for slot, emitted in driver.verify(rows)[0].items():
+                tokens[slot] += emitted
+        assert driver.gpu_runner.replays == (20 if graphs else 0)
+        results.append(tokens)
+    assert results[0] == results[1]
