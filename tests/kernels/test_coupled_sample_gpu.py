@@ -93,14 +93,14 @@ def oracle(logits: torch.Tensor, params: list[ref.Params], arguments: Columns) -
 
 
 @triton.jit
-def _store_words(seeds: Any, positions: Any, out: Any, SIZE: tl.constexpr) -> None:
+def _store_words(seeds: tl.tensor, positions: tl.tensor, out: tl.tensor, SIZE: tl.constexpr) -> None:
     row = tl.program_id(0)
     words = words_of(tl.load(seeds + row), tl.load(positions + row), 8, SIZE)
     tl.store(out + row * SIZE + tl.arange(0, SIZE), words.to(tl.int64))
 
 
 @triton.jit
-def _store_noise(words: Any, out: Any, SIZE: tl.constexpr) -> None:
+def _store_noise(words: tl.tensor, out: tl.tensor, SIZE: tl.constexpr) -> None:
     lane = tl.arange(0, SIZE)
     tl.store(out + lane, screening_noise(tl.load(words + lane).to(tl.uint32)))
 
