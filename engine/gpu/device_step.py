@@ -13,6 +13,7 @@ from ...kernels.verify_walk_gpu import verify_walk
 from ..forward_batch import ForwardBatch, RowGroup
 from ..kv_pool import KVPool
 from ..models import GpuModel
+from ..models.gpu_linear import launches_dependents
 from .staging import StagingViews
 from .state import DeviceState
 
@@ -49,6 +50,7 @@ class DeviceStep:
     def __init__(self, model: GpuModel, kv: KVPool, state: DeviceState) -> None:
         self._model = model
         self._kv = kv
+        self._pdl = launches_dependents(kv.data.device)
         self.state = state
 
     def run(
@@ -120,7 +122,7 @@ class DeviceStep:
 
     def _choose(self, logits: torch.Tensor, batch: ForwardBatch, shape: StepShape) -> torch.Tensor:
         if not shape.sampled:
-            return greedy_argmax(logits)
+            return greedy_argmax(logits, pdl=self._pdl)
         assert batch.slots is not None, "batches of the device have slots"
         table = self.state.sampling
         token = torch.arange(len(batch.input_ids), device=logits.device, dtype=torch.int32)
@@ -138,6 +140,7 @@ class DeviceStep:
             table.seeds[slots],
             positions,
             active=table.sampled[slots],
+            pdl=self._pdl,
         )
 
     def _accept(

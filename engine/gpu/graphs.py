@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,6 +11,9 @@ from ..forward_batch import RowGroup
 from .device_step import DeviceStep, StepShape
 from .staging import StagingShape, field_lengths, split_device
 from .tiers import Tier
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE as _Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class StepGraphs:
     def __init__(self, step: DeviceStep, device: torch.device) -> None:
         self._step = step
         self._device = device
-        self._pool: tuple[int, int] | None = None
+        self._pool: _Pool | None = None
         self._graphs: dict[Tier, StepGraph] = {}
         self.capture_s = 0.0
 
@@ -71,7 +75,7 @@ class StepGraphs:
         views.slots.fill_(self._step.state.spare_slot)
         views.update_slots.fill_(self._step.state.spare_slot)
         out = torch.zeros(tier.rows * (1 + tier.width), dtype=torch.int32, device=self._device)
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             for _ in range(2):  # compiles kernels and warms the libraries up

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -95,7 +95,8 @@ class _PinnedRing:
 class GpuStepRunner:
     """Launches steps in order on one stream without waiting for any of them.
 
-    ``replays`` and ``steps`` count graph replays and steps of verify rows alone, for reports.
+    For reports: ``steps``, ``decode_steps`` (of verify rows alone) and ``replays`` count what was
+    launched; ``gap_ns`` is the time between one step's end and the next one's begin on the device.
     """
 
     def __init__(
@@ -113,7 +114,8 @@ class GpuStepRunner:
         self._device = device
         pinned = device.type == "cuda"
         self._inputs, self._outputs = _PinnedRing(pinned), _PinnedRing(pinned)
-        self.steps = self.decode_steps = self.replays = 0
+        self.steps = self.decode_steps = self.replays = self.gap_ns = 0
+        self._last_done: Mark | None = None
 
     def capture(self) -> None:
         """Capture every tier without noise; those with noise follow when first needed."""
@@ -148,6 +150,9 @@ class GpuStepRunner:
     def result(self, launched: Launched) -> StepResult:
         """Wait for a step and read what it decided."""
         launched.done.synchronize()
+        if self._last_done is not None:
+            self.gap_ns += int(self._last_done.elapsed_time(launched.began) * 1e6)
+        self._last_done = launched.done
         packed, rows = launched.packed, launched.packed.rows
         lens = launched.out[:rows]
         grid = launched.out[launched.rows :].reshape(launched.rows, launched.width)[:rows]
@@ -183,6 +188,29 @@ class GpuStepRunner:
             run = self._timed_run
         return min(run(tier) for _ in range(turns + 1))
 
+    @torch.inference_mode()
+    def replay_seconds(self, rows: int, tokens: int, steps: int) -> float | None:
+        """Seconds a replay, ``steps`` back to back, of the graph of steps of this size.
+
+        It does again what the latest such step did, from lengths that are ``steps`` lower; slots'
+        state is as before afterwards. None without a graph.
+        """
+        tier = self._tiers.of(rows, tokens, False)
+        if tier is None or self._graphs is None:
+            return None
+        graph, state = self._graphs.get(tier).graph, self._step.state
+        kept = [(t, t.clone()) for t in (state.seq_lens, state.last_tokens, state.out_counts)]
+        state.seq_lens.sub_(steps).clamp_(min=0)
+        torch.cuda.synchronize(self._device)
+        began = time.perf_counter()
+        for _ in range(steps):
+            graph.replay()
+        torch.cuda.synchronize(self._device)
+        seconds = (time.perf_counter() - began) / steps
+        for tensor, before in kept:
+            tensor.copy_(before)
+        return seconds
+
     def reset(self) -> None:
         """Forget every slot; only while idle."""
         self._step.state.reset()
@@ -210,9 +238,10 @@ class GpuStepRunner:
         return time.perf_counter() - began
 
     def _mark(self) -> Mark:
-        mark: Mark = (
-            torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else _HostMark()
-        )
+        mark: Mark = _HostMark()
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            mark = cast(Mark, event)  # torch names its parameters otherwise
         mark.record()
         return mark
 

@@ -12,6 +12,7 @@ from ...engine_core.plan import HostDrafts, StepPlan, StepResult
 from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..kv_pool import KVPool
 from ..models import GpuModel
+from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
 from .packer import StepPacker
@@ -44,6 +45,7 @@ class GpuWorker:
         self._max_graph_rows = config.cuda_graph_max_bs or config.max_running_requests
         self._device = kv.data.device
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device)
+        self._model = model
         self._step = DeviceStep(model, kv, state)
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._runner = self._make_runner(1)
@@ -57,9 +59,25 @@ class GpuWorker:
         return self._info
 
     def prepare(self, config: CoreConfig) -> None:
-        """Capture the graphs of every decode-only step that the core may plan."""
-        self._runner = self._make_runner(config.draft_width)
+        """Choose the matmuls and capture the graphs of every decode-only step that may come."""
+        tiers = Tiers(self._max_graph_rows, config.draft_width)
+        self._model.tune(tier.tokens for tier in tiers.all())
+        self.set_verify_width(config.draft_width)
         self._runner.capture()
+
+    @property
+    def counts(self) -> DeviceCounts:
+        """Steps, replays and the device's idle time since the graphs were captured."""
+        runner = self._runner
+        return DeviceCounts(runner.decode_steps, runner.replays, runner.gap_ns)
+
+    def set_verify_width(self, width: int) -> None:
+        """Verify rows have up to ``width`` query tokens from now on; only while idle."""
+        self._runner = self._make_runner(width)
+
+    def replay_seconds(self, rows: int, tokens: int, steps: int) -> float | None:
+        """Seconds a replay of the graph that the latest step of this size ran, back to back."""
+        return self._runner.replay_seconds(rows, tokens, steps)
 
     def _make_runner(self, width: int) -> GpuStepRunner:
         graphs = StepGraphs(self._step, self._device) if self._use_graphs else None

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from outrider.engine.build import Engine, build_engine
 from outrider.engine.core_server import CoreServer
 from outrider.engine.wakeup import Wakeup
+from outrider.engine.worker import TorchWorker
 from outrider.engine_core.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -96,6 +97,7 @@ class Served:
     """A core server in a thread. Its steps take 5 ms more, so that long requests stay open."""
 
     def __init__(self, engine: Engine, endpoint: str) -> None:
+        assert isinstance(engine.worker, TorchWorker)
         runner = engine.worker._runner
         run = runner.run
 
@@ -465,6 +467,7 @@ def test_a_failing_worker_ends_every_request_with_500(
     start: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = start()
+    assert isinstance(served.engine.worker, TorchWorker)
     runner = served.engine.worker._runner
     run = runner.run
 

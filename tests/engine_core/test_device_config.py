@@ -40,6 +40,7 @@ NGRAM = {"speculative_algorithm": "NGRAM"}
         ({"disable_cuda_graph": True}, False, "disable_cuda_graph", "no CUDA graphs"),
         ({"speculative_ngram_source": "gpu", **NGRAM}, False, "ngram_source", "needs a CUDA"),
         ({"speculative_ngram_source": "both", **NGRAM}, True, "ngram_source", "not built yet"),
+        ({"simulate_accept_length": 2.0, **NGRAM}, True, "simulate_accept_length", "not built yet"),
     ],
 )
 def test_what_a_device_refuses(

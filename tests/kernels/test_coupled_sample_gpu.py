@@ -5,7 +5,6 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +92,9 @@ def oracle(logits: torch.Tensor, params: list[ref.Params], arguments: Columns) -
 
 
 @triton.jit
-def _store_words(seeds: tl.tensor, positions: tl.tensor, out: tl.tensor, SIZE: tl.constexpr) -> None:
+def _store_words(
+    seeds: tl.tensor, positions: tl.tensor, out: tl.tensor, SIZE: tl.constexpr
+) -> None:
     row = tl.program_id(0)
     words = words_of(tl.load(seeds + row), tl.load(positions + row), 8, SIZE)
     tl.store(out + row * SIZE + tl.arange(0, SIZE), words.to(tl.int64))

@@ -29,7 +29,7 @@ class GpuDriver(Driver):
         config: ModelConfig,
         slots: int = 8,
         page_size: int = 4,
-        max_tokens: int = 256,
+        max_tokens: int = 256 if DEVICE.type == "cuda" else 64,
         graphs: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> None:

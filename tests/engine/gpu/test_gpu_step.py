@@ -63,7 +63,7 @@ def plain(
 def test_random_trees_give_the_tokens_and_kv_of_the_cpu(
     folder: Path, reference: tuple[Model, ModelConfig], params: SamplingParams, page_size: int
 ) -> None:
-    count = 100 if DEVICE.type == "cuda" else 9
+    count = 100 if DEVICE.type == "cuda" else 6
     expected = plain(reference, params, count + 12)
     rng = random.Random(page_size)
     driver = gpu(folder, page_size)
@@ -84,7 +84,7 @@ def test_plain_rows_and_chains_of_many_requests(
     driver = gpu(folder)
     params = [GREEDY, SEEDED, GREEDY]
     got = [[driver.enter(slot, PROMPT, params[slot], 77)] for slot in range(3)]
-    while min(len(tokens) for tokens in got) < 8:
+    while min(len(tokens) for tokens in got) < 5:
         rows: dict[int, Drafts | None] = {}
         for slot in (2, 0, 1):
             future = expected[slot % 2][len(got[slot]) :][:3]
@@ -96,7 +96,7 @@ def test_plain_rows_and_chains_of_many_requests(
             got[slot] += tokens
         assert result.busy_ns > 0
     for slot in range(3):
-        assert got[slot][:8] == expected[slot % 2][:8]
+        assert got[slot][:5] == expected[slot % 2][:5]
 
 
 def test_prefill_chunks_and_verify_rows_share_a_step(
