@@ -108,6 +108,7 @@ def config_of(row: dict[str, int], algorithm: str | None) -> EngineConfig:
         disable_overlap_schedule=not row["overlap"],
         max_total_tokens=65536,
         num_threads=1,
+        device="cpu",
         speculative_algorithm=algorithm,
         speculative_length_policy="auto" if algorithm is None else "fixed",
     )
