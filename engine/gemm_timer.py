@@ -26,11 +26,17 @@ class GemmTimer:
     """A ``Measure``: the median seconds of a matmul in a CUDA graph that cycles through weights.
 
     ``weights`` holds the model's matrices by shape (n, k), so that a shape's layers together are
-    larger than L2 and no memory is needed for copies.
+    larger than L2 and no memory is needed for copies. ``block``: how gate and up rows are
+    interleaved.
     """
 
-    def __init__(self, weights: Mapping[tuple[int, int], Sequence[torch.Tensor]]) -> None:
+    def __init__(
+        self,
+        weights: Mapping[tuple[int, int], Sequence[torch.Tensor]],
+        block: int = INTERLEAVE,
+    ) -> None:
         self._weights = weights
+        self._block = block
 
     def __call__(self, key: GemmKey, config: SkinnyConfig | None) -> float:
         """Seconds of one call at the key's tier (at half of it for the lowest)."""
@@ -38,17 +44,19 @@ class GemmTimer:
         count = max(4, _GRAPH_BYTES // (weights[0].numel() * weights[0].element_size()))
         rows = 8 if key.m_tier == 16 else key.m_tier
         x = torch.randn(rows, key.k, device=weights[0].device).to(weights[0].dtype)
-        residual = x.new_zeros(rows, key.n) if key.epilogue == "residual" else None
+        # Behind cuBLAS it is the norm that adds the residual, at next to no cost.
+        adds = key.epilogue == "residual" and config is not None
+        residual = x.new_zeros(rows, key.n) if adds else None
+        pdl = torch.cuda.get_device_capability(x.device) >= (9, 0)
         workspace = None
         if config is not None:
             need = SplitWorkspace.need(rows, key.n, config)
             workspace = SplitWorkspace(x.device, *need)
 
         def call(weight: torch.Tensor) -> None:
-            pdl = config is not None
             if key.epilogue == "silu_mul":
                 linear_silu_mul(
-                    x, weight, block=INTERLEAVE, config=config, workspace=workspace, pdl=pdl
+                    x, weight, block=self._block, config=config, workspace=workspace, pdl=pdl
                 )
             else:
                 linear(x, weight, None, residual, config=config, workspace=workspace, pdl=pdl)

@@ -1,20 +1,26 @@
 """The dense decoder on Triton kernels: nothing in a forward pass waits for the device."""
 
+import math
+from collections.abc import Iterable, Mapping
+
 import torch
-import torch.nn.functional as F
 
 from ...engine_core.model_config import ModelConfig
 from ...kernels.add_rms_norm_gpu import add_rms_norm
 from ...kernels.embedding_gpu import embed
+from ...kernels.linear import interleave_gate_up
+from ...kernels.linear_config import SkinnyConfig
+from ...kernels.linear_gpu import INTERLEAVE
 from ...kernels.paged_attention_gpu import paged_attention
 from ...kernels.qk_rope_write_gpu import qk_norm_rope_write
 from ...kernels.rms_norm_gpu import rms_norm
-from ...kernels.silu_mul_gpu import silu_mul
 from ..forward_batch import ForwardBatch, RowGroup
+from ..gemm_table import GemmKey
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from ..weights import TensorSource
 from .decoder_weights import LayerWeights, read_head, read_layer
+from .gpu_linear import GpuLinear, launches_dependents
 from .torch_decoder import head_to, layer_to
 
 
@@ -22,7 +28,8 @@ class GpuDecoder:
     """Llama, Mistral, Qwen2 and Qwen3 in ``dtype`` on a GPU (or in Triton's interpreter).
 
     A forward pass can be captured in a CUDA graph: launches depend on shapes and on the batch's
-    ``groups`` alone. Float32 matmuls keep to IEEE arithmetic (no TF32).
+    ``groups`` alone. On Hopper and later a kernel is launched while the one before it ends: each
+    waits before it touches what others write. Float32 matmuls keep to IEEE arithmetic (no TF32).
     """
 
     def __init__(
@@ -34,9 +41,12 @@ class GpuDecoder:
     ) -> None:
         self._config = config
         self._dtype = dtype
+        self._pdl = launches_dependents(device)
+        self._linear = GpuLinear(device, dtype)
+        self._block = math.gcd(config.intermediate_size, INTERLEAVE)
         self._head = head_to(read_head(source, config), dtype, device)
         self._layers = [
-            layer_to(read_layer(source, config, i), dtype, device)
+            self._interleaved(layer_to(read_layer(source, config, i), dtype, device))
             for i in range(config.num_hidden_layers)
         ]
         self._rotary = RotaryTable(config.rope, config.head_dim, config.context_length, device)
@@ -55,6 +65,24 @@ class GpuDecoder:
         """Computation dtype."""
         return self._dtype
 
+    def tune(self, rows: Iterable[int]) -> None:
+        """Choose the matmuls of these numbers of tokens; before graphs are captured."""
+        with torch.inference_mode():
+            layers = self._layers
+            self._linear.tune(
+                {
+                    "none": [*(layer.qkv for layer in layers), self._head.lm_head],
+                    "residual": [matrix for layer in layers for matrix in (layer.o, layer.down)],
+                    "silu_mul": [layer.gate_up for layer in layers],
+                },
+                self._block,
+                rows,
+            )
+
+    def choose(self, choices: Mapping[GemmKey, SkinnyConfig]) -> None:
+        """Replace the choices of ``tune``."""
+        self._linear.choose(choices)
+
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Hidden states [T, H] after the final norm."""
         return self.forward_capture(batch, kv, ())[0]
@@ -64,19 +92,20 @@ class GpuDecoder:
         self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """``forward`` plus the residual stream [T, H] entering each captured layer."""
-        eps = self._config.rms_norm_eps
-        stream = embed(batch.input_ids, self._head.embed)
+        stream = embed(batch.input_ids, self._head.embed, pdl=self._pdl)
         captured: list[torch.Tensor] = []
-        normed = rms_norm(stream, self._layers[0].input_norm, eps)
+        eps = self._config.rms_norm_eps
+        normed = rms_norm(stream, self._layers[0].input_norm, eps, pdl=self._pdl)
         after = [layer.input_norm for layer in self._layers[1:]] + [self._head.final_norm]
         for index, layer in enumerate(self._layers):
             if index in capture_layers:
                 captured.append(stream.clone())
-            mixed = self._attention(index, layer, normed, batch, kv)
-            normed = add_rms_norm(mixed, stream, layer.post_norm, eps)
-            gated = silu_mul(F.linear(normed, layer.gate_up, layer.gate_up_bias))
-            mixed = F.linear(gated, layer.down, layer.down_bias)
-            normed = add_rms_norm(mixed, stream, after[index], eps)
+            context = self._attention(index, layer, normed, batch, kv)
+            stream, normed = self._add(context, layer.o, layer.o_bias, stream, layer.post_norm)
+            gated = self._linear.linear_silu_mul(
+                normed, layer.gate_up, bias=layer.gate_up_bias, block=self._block
+            )
+            stream, normed = self._add(gated, layer.down, layer.down_bias, stream, after[index])
         if len(self._layers) in capture_layers:
             captured.append(stream.clone())
         return normed, captured
@@ -84,11 +113,34 @@ class GpuDecoder:
     @torch.inference_mode()
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of hidden rows [N, H] in the computation dtype."""
-        return F.linear(hidden, self._head.lm_head)
+        return self._linear.linear(hidden, self._head.lm_head)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[N, V] logits of hidden rows [N, H]."""
         return self.raw_logits(hidden).float()
+
+    def _interleaved(self, layer: LayerWeights) -> LayerWeights:
+        """The layer itself; a gate and its up then fall into one tile of a matmul."""
+        layer.gate_up = interleave_gate_up(layer.gate_up, self._block)
+        if layer.gate_up_bias is not None:
+            layer.gate_up_bias = interleave_gate_up(layer.gate_up_bias, self._block)
+        return layer
+
+    def _add(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stream: torch.Tensor,
+        norm: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream [T, H] with x @ weight^T + bias added (maybe in place), and its norm."""
+        eps = self._config.rms_norm_eps
+        if self._linear.fuses_residual(len(x), weight):
+            stream = self._linear.linear(x, weight, bias=bias, residual=stream)
+            return stream, rms_norm(stream, norm, eps, pdl=self._pdl)
+        mixed = self._linear.linear(x, weight, bias=bias)
+        return stream, add_rms_norm(mixed, stream, norm, eps, pdl=self._pdl)
 
     def _attention(
         self,
@@ -98,10 +150,11 @@ class GpuDecoder:
         batch: ForwardBatch,
         kv: KVPool,
     ) -> torch.Tensor:
+        """What each token's heads saw [T, heads * D]; writes the step's keys and values."""
         config = self._config
         key_cache, value_cache = kv.layer(index)
         query = qk_norm_rope_write(
-            F.linear(normed, layer.qkv),
+            self._linear.linear(normed, layer.qkv),
             layer.q_norm,
             layer.k_norm,
             config.rms_norm_eps,
@@ -114,10 +167,11 @@ class GpuDecoder:
             config.num_attention_heads,
             config.num_key_value_heads,
             bias=layer.qkv_bias,
+            pdl=self._pdl,
         )
         context = torch.empty_like(query)
-        # In rising order: a call clears the tokens behind its rows.
-        for group in batch.groups or (RowGroup(0, len(batch.kv_lens), len(query)),):
+        groups = batch.groups or (RowGroup(0, len(batch.kv_lens), len(query)),)
+        for group in groups:
             paged_attention(
                 query,
                 key_cache,
@@ -135,5 +189,7 @@ class GpuDecoder:
                 max_q=group.max_q,
                 max_kv=batch.page_table.shape[1] * kv.page_size,
                 out=context,
+                clear=group is groups[-1],  # the padding behind all rows
+                pdl=self._pdl,
             )
-        return F.linear(context.flatten(1), layer.o, layer.o_bias)
+        return context.flatten(1)

@@ -1,5 +1,6 @@
 """What the engine asks of a target model."""
 
+from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -45,4 +46,11 @@ class GpuModel(Model, Protocol):
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [N, V] of hidden rows [N, H] in the computation dtype."""
+        ...
+
+    def tune(self, rows: Iterable[int]) -> None:
+        """Choose the matmuls of passes of these numbers of tokens; before graphs are captured.
+
+        What has to be measured is kept on disk for the next start.
+        """
         ...
