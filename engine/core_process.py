@@ -21,6 +21,7 @@ from ..engine_core.core_launch import CoreLaunch, CoreStatus, decode_launch, enc
 from ..engine_core.refusal import RefusedError
 from ..engine_core.worker import WorkerFailed
 from .build import build_engine
+from .child_stdout import take_stdout
 from .core_server import CoreServer
 from .wakeup import Wakeup
 
@@ -62,7 +63,7 @@ class StopRequests:
 
 def main() -> int:
     """Run the process; returns its exit status."""
-    status_out = _take_stdout()
+    status_out = take_stdout()
     wakeup = Wakeup()
     stops = StopRequests(wakeup)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide on
@@ -111,13 +112,6 @@ def _remove_endpoint(endpoint: str) -> None:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
             path.parent.rmdir()  # leaves a folder that holds anything else
-
-
-def _take_stdout() -> BinaryIO:
-    """Keep standard output for the status line; whatever else prints goes to standard error."""
-    kept = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return kept
 
 
 def _refuse(status_out: BinaryIO, field: str, message: str) -> int:

@@ -5,7 +5,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -28,6 +28,51 @@ class EngineWorker(Worker, Protocol):
     def prepare(self, config: CoreConfig) -> None:
         """Get ready for steps of the resolved configuration."""
         ...
+
+
+class DeviceCounts(NamedTuple):
+    """Steps of verify rows alone so far, and replays of a CUDA graph among all steps.
+
+    ``gap_ns``: time that the device stood idle between consecutive steps.
+    """
+
+    decode_steps: int
+    replays: int
+    gap_ns: int
+
+
+@runtime_checkable
+class GraphWorker(Protocol):
+    """What benchmarks ask of a worker that replays CUDA graphs."""
+
+    @property
+    def counts(self) -> DeviceCounts:
+        """What it ran so far."""
+        ...
+
+    def set_verify_width(self, width: int) -> None:
+        """Verify rows have up to ``width`` query tokens from now on; only while idle.
+
+        Graphs are captured when they are first needed.
+        """
+        ...
+
+    def replay_seconds(self, rows: int, tokens: int, steps: int) -> float | None:
+        """Seconds a replay, back to back, of the graph that the latest step of this size ran.
+
+        Lengths go back by ``steps`` for it and are restored. None without such a graph.
+        """
+        ...
+
+
+def counts_between(before: DeviceCounts, worker: GraphWorker) -> DeviceCounts:
+    """What ``worker`` ran since ``before``."""
+    now = worker.counts
+    return DeviceCounts(
+        now.decode_steps - before.decode_steps,
+        now.replays - before.replays,
+        now.gap_ns - before.gap_ns,
+    )
 
 
 class TorchWorker:

@@ -12,7 +12,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP and ZeroMQ",
     "generate": "generate one completion",
     "run": "run a JSONL file of prompts, resumably",
-    "bench": "measure speed (bench offline, bench serve) beside the no-speculation baseline",
+    "bench": "measure speed (bench offline, serve, step) beside a baseline or a floor",
     "plan": "show what a configuration would take of the device's memory",
     "replay": "re-run a recorded trace of step plans and check every commit",
     "capabilities": "show which features work together, and what is refused",

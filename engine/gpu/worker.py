@@ -59,9 +59,7 @@ class GpuWorker:
         return self._info
 
     def prepare(self, config: CoreConfig) -> None:
-        """Choose the matmuls and capture the graphs of every decode-only step that may come."""
-        tiers = Tiers(self._max_graph_rows, config.draft_width)
-        self._model.tune(tier.tokens for tier in tiers.all())
+        """Capture the graphs of every decode-only step that the core may plan."""
         self.set_verify_width(config.draft_width)
         self._runner.capture()
 
@@ -72,7 +70,12 @@ class GpuWorker:
         return DeviceCounts(runner.decode_steps, runner.replays, runner.gap_ns)
 
     def set_verify_width(self, width: int) -> None:
-        """Verify rows have up to ``width`` query tokens from now on; only while idle."""
+        """Verify rows have up to ``width`` query tokens from now on; only while idle.
+
+        Chooses the matmuls of such steps, so all graphs are captured anew.
+        """
+        tiers = Tiers(self._max_graph_rows, width)
+        self._model.tune(tier.tokens for tier in tiers.all())
         self._runner = self._make_runner(width)
 
     def replay_seconds(self, rows: int, tokens: int, steps: int) -> float | None:

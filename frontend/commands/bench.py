@@ -1,4 +1,4 @@
-"""``outrider bench offline`` and ``outrider bench serve``."""
+"""``outrider bench offline``, ``outrider bench serve`` and ``outrider bench step``."""
 
 import argparse
 import asyncio
@@ -9,9 +9,22 @@ from pathlib import Path
 
 import msgspec
 
+from ...engine_core.drafter_spec import MAX_DRAFT_TOKENS
 from ..flags import UsageError, add_engine_flags, print_config, resolve_engine
 
-KINDS = {"offline": "prompts through an engine of this process", "serve": "load on HTTP servers"}
+KINDS = {
+    "offline": "prompts through an engine of this process",
+    "serve": "load on HTTP servers",
+    "step": "single decode and verify steps beside the least time they could take",
+}
+# What `bench step` derives from batch sizes and contexts, or measures by itself.
+_DERIVED = (
+    "max_total_tokens",
+    "max_running_requests",
+    "cuda_graph_max_bs",
+    "skip_tokenizer_init",
+    "speculative_algorithm",
+)
 
 
 def main(args: list[str]) -> int:
@@ -20,9 +33,11 @@ def main(args: list[str]) -> int:
         return _offline(args[1:])
     if args and args[0] == "serve":
         return _serve(args[1:])
+    if args and args[0] == "step":
+        return _step(args[1:])
     parser = argparse.ArgumentParser(
         prog="outrider bench",
-        usage="outrider bench {offline,serve} ...",
+        usage="outrider bench {offline,serve,step} ...",
         description="; ".join(f"{name}: {text}" for name, text in KINDS.items()),
     )
     parser.add_argument("what", choices=tuple(KINDS))
@@ -174,3 +189,60 @@ async def _run_serve(namespace: argparse.Namespace) -> int:
     _write(namespace.json, report)
     print(serving_table(report))
     return 1 if report.measured.completed == 0 else 0
+
+
+def _step(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="outrider bench step",
+        usage="outrider bench step --model MODEL [--batch-size N ...] [--context N ...] "
+        "[--draft-lengths N ...] [--steps N] [--json FILE] [flags]",
+        description="Time decode steps through the engine's loop, and verify steps through its "
+        "worker, beside the floor: bytes and operations at rates measured in the same run.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--batch-size", type=_positive, nargs="+", default=[1], metavar="N", help="requests"
+    )
+    parser.add_argument(
+        "--context", type=_positive, nargs="+", default=[512], metavar="N", help="prompt tokens"
+    )
+    parser.add_argument(
+        "--draft-lengths",
+        type=_draft_length,
+        nargs="+",
+        default=[0],
+        metavar="N",
+        help="drafts verified a request; 0: plain decoding",
+    )
+    parser.add_argument("--steps", type=_positive, default=64, metavar="N", help="steps timed")
+    parser.add_argument("--json", metavar="FILE", help="write all results here")
+    add_engine_flags(parser, skip=_DERIVED)
+    namespace = parser.parse_args(args)
+    config = resolve_engine(namespace)
+    for field in msgspec.structs.fields(type(config)):
+        if field.name in _DERIVED and getattr(config, field.name) != field.default:
+            raise UsageError(f"{field.name}: `bench step` sets it by itself; leave it out")
+
+    from ...engine_core.step_bench import StepBenchSpec
+    from ..bench.steps import bench_steps, steps_table
+
+    report = bench_steps(
+        StepBenchSpec(
+            config=config,
+            batch_sizes=tuple(dict.fromkeys(namespace.batch_size)),
+            contexts=tuple(dict.fromkeys(namespace.context)),
+            draft_lengths=tuple(dict.fromkeys(namespace.draft_lengths)),
+            steps=namespace.steps,
+        )
+    )
+    _say(print_config(report.config))
+    _write(namespace.json, report)
+    print(steps_table(report))
+    return 0
+
+
+def _draft_length(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < MAX_DRAFT_TOKENS:
+        raise argparse.ArgumentTypeError(f"must be between 0 and {MAX_DRAFT_TOKENS - 1}, is {text}")
+    return value

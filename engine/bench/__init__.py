@@ -1,0 +1,1 @@
+"""Measurements of single steps; see :mod:`outrider.engine.bench_step`."""

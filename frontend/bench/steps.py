@@ -1,0 +1,78 @@
+"""``outrider bench step``: a child process measures, so that its memory and its GPU are fresh."""
+
+import os
+import subprocess
+import sys
+
+import msgspec
+
+from ...engine_core.step_bench import (
+    StepBenchReport,
+    StepBenchSpec,
+    StepRow,
+    decode_answer,
+    encode_line,
+)
+from ..errors import LaunchError, LaunchRefused
+from ..launch import describe_exit
+
+
+def step_command() -> list[str]:
+    """How the measuring process is started. ``-P`` keeps the working folder off its path."""
+    return [sys.executable, "-P", "-m", "outrider.engine.bench_step"]
+
+
+def bench_steps(spec: StepBenchSpec) -> StepBenchReport:
+    """Measure in a child process, whose messages go to standard error.
+
+    Raises LaunchRefused for a setting that the model or the machine does not allow, LaunchError
+    when the child ends without an answer.
+    """
+    try:
+        done = subprocess.run(
+            step_command(),
+            input=encode_line(spec),
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            check=False,
+        )
+    except OSError as error:
+        raise LaunchError(f"the measuring process could not be started: {error}") from None
+    try:
+        answer = decode_answer(done.stdout)
+    except msgspec.MsgspecError:
+        raise LaunchError(
+            f"the measuring process ended without an answer ({describe_exit(done.returncode)}); "
+            "its messages are above"
+        ) from None
+    if answer.report is None:
+        prefix = f"{answer.field}: " if answer.field else ""
+        refused = answer.field not in ("", "model")
+        raise (LaunchRefused if refused else LaunchError)(prefix + answer.message)
+    return answer.report
+
+
+def steps_table(report: StepBenchReport) -> str:
+    """The rates and a line a row, times in milliseconds."""
+    lines = [
+        f"{report.model} in {report.dtype} on {report.device_name}: copy "
+        f"{report.copy_gb_per_s:.0f} GB/s, matmul {report.matmul_tflop_per_s:.2f} TFLOP/s, "
+        f"{report.streamed_bytes / 1e9:.2f} GB of weights a step",
+        f"{'mode':<12}{'batch':>6}{'context':>9}{'drafts':>7}{'wall':>9}{'p90':>9}{'device':>9}"
+        f"{'gap':>8}{'floor':>9}{'ratio':>7}{'replays':>9}{'of bare':>9}{'of plain':>9}",
+    ]
+    return "\n".join(lines + [_line(row) for row in report.rows])
+
+
+def _line(row: StepRow) -> str:
+    return (
+        f"{row.mode:<12}{row.batch_size:>6}{row.mean_context:>9.0f}{row.draft_length:>7}"
+        f"{row.wall_ms:>9.3f}{row.wall_p90_ms:>9.3f}{row.device_ms:>9.3f}"
+        f"{_optional(row.gap_ms):>8}{row.floor_ms:>9.3f}{row.ratio:>7.2f}"
+        f"{_optional(row.replay_share):>9}{_optional(row.share_of_bare):>9}"
+        f"{_optional(row.verify_over_plain):>9}"
+    )
+
+
+def _optional(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,61 @@
+"""The floor of a step against numbers worked out by hand."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from outrider.engine_core.model_config import load_model_config
+from outrider.engine_core.step_floor import (
+    Rates,
+    StepWork,
+    matmul_elements,
+    step_work,
+    streamed_bytes,
+)
+
+QWEN = load_model_config(Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen3-8b")
+WEIGHTS = 16_381_470_720
+H200 = Rates(copy=4.27e12, matmul=700e12)
+
+
+def test_weights_of_an_8b_model() -> None:
+    streamed = streamed_bytes(QWEN, WEIGHTS, "cuda", "bfloat16")
+    assert streamed == WEIGHTS - 151_936 * 4096 * 2 == 15_136_811_008
+    # A layer: q, o 4096 x 4096; k, v 4096 x 1024; gate, up, down 4096 x 12288.
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288
+    assert matmul_elements(QWEN) == 36 * layer + 151_936 * 4096
+    # What is left are norms: two of 4096 and two of 128 a layer, and the last.
+    assert streamed - 2 * matmul_elements(QWEN) == 2 * (36 * (2 * 4096 + 2 * 128) + 4096)
+
+
+def test_floor_of_an_8b_step() -> None:
+    streamed = streamed_bytes(QWEN, WEIGHTS, "cuda", "bfloat16")
+    one = step_work(QWEN, streamed, 147_456, rows=1, tokens=1, length=0)
+    assert one.floor(H200) == pytest.approx(3.545e-3, rel=1e-3)
+    batch = step_work(QWEN, streamed, 147_456, rows=64, tokens=64, length=576)
+    assert batch.kv_bytes == 64 * 576 * 147_456
+    assert batch.floor(H200) == pytest.approx(3.545e-3 + 5.436e9 / 4.27e12, rel=1e-3)
+    verify = step_work(QWEN, streamed, 147_456, rows=64, tokens=512, length=576)
+    assert verify.kv_bytes == batch.kv_bytes
+    # 512 tokens times 2 x 7.568e9 operations outweigh the weights.
+    assert verify.operations == pytest.approx(7.75e12, rel=1e-3)
+    assert verify.floor(H200) == pytest.approx(7.75e12 / 700e12 + 5.436e9 / 4.27e12, rel=1e-3)
+
+
+def test_the_slower_of_bytes_and_operations_counts() -> None:
+    assert StepWork(100, 50, 10).floor(Rates(10.0, 10.0)) == 15.0
+    assert StepWork(100, 50, 400).floor(Rates(10.0, 10.0)) == 45.0
+
+
+def test_windows_bound_what_is_read() -> None:
+    half = msgspec.structs.replace(QWEN, sliding_windows=(128, 0) * 18)
+    assert step_work(half, 1, 72, rows=2, tokens=2, length=1000).kv_bytes == 2 * 36 * 1128
+    assert step_work(half, 1, 72, rows=2, tokens=2, length=100).kv_bytes == 2 * 72 * 100
+
+
+def test_a_table_that_is_the_head_is_read() -> None:
+    tied = msgspec.structs.replace(QWEN, tie_word_embeddings=True)
+    assert streamed_bytes(tied, 1000, "cuda", "bfloat16") == 1000
+    # The CPU kernels keep bfloat16 weights though they compute in float32.
+    assert streamed_bytes(QWEN, WEIGHTS, "cpu", "float32") == 15_136_811_008

@@ -1,0 +1,105 @@
+"""``outrider bench step`` on a CPU: the numbers that it writes, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outrider.frontend import cli
+
+TINY = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+FLAGS = ("--load-format", "dummy", "--device", "cpu", "--num-threads", "1", "--page-size", "16")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return str(tmp_path)
+
+
+def run(*args: str) -> int:
+    return cli.main(["bench", "step", *args])
+
+
+def test_steps_are_measured_beside_their_floor(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "steps.json"
+    sizes = ("--batch-size", "1", "3", "--context", "40", "--draft-lengths", "0", "3")
+    status = run("--model", tiny, *sizes, "--steps", "6", *FLAGS, "--json", str(file))
+    shown = capsys.readouterr()
+    assert status == 0, shown.err
+    report = json.loads(file.read_text())
+    assert report["command"].startswith("outrider")
+    assert (report["device"], report["dtype"]) == ("cpu", "float32")
+    assert report["copy_gb_per_s"] > 0.1
+    assert report["matmul_tflop_per_s"] > 0.001
+    assert report["weight_bytes"] - report["streamed_bytes"] == 512 * 64 * 4
+    assert report["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+    assert report["config"]["max_running_requests"] == 3
+    rows = report["rows"]
+    assert [(r["mode"], r["batch_size"], r["draft_length"]) for r in rows] == [
+        ("engine", 1, 0),
+        ("engine", 3, 0),
+        ("device_only", 1, 0),
+        ("device_only", 3, 0),
+        ("device_only", 1, 3),
+        ("device_only", 3, 3),
+    ]
+    for row in rows:
+        assert 0 < row["wall_ms"] <= row["wall_p90_ms"]
+        assert row["device_ms"] > 0
+        assert row["idle_ms"] == pytest.approx(row["wall_mean_ms"] - row["device_ms"])
+        assert row["ratio"] == pytest.approx(row["wall_ms"] / row["floor_ms"])
+        assert row["context"] == 40 < row["mean_context"] < 100
+        read = row["kv_bytes"] / report["kv_bytes_per_token"] / row["batch_size"]
+        assert read == pytest.approx(row["mean_context"], abs=0.01)
+        assert row["floor_ms"] >= report["streamed_bytes"] / report["copy_gb_per_s"] / 1e6
+        # No CUDA graphs here.
+        assert row["graph_replays"] is row["bare_ms"] is row["gap_ms"] is None
+        assert (row["verify_over_plain"] is None) == (row["draft_length"] == 0)
+        assert (row["plan_us"] is None) == (row["mode"] == "device_only")
+    assert rows[0]["tokens_per_s"] == pytest.approx(rows[0]["steps_per_s"])
+    assert rows[3]["tokens_per_s"] == pytest.approx(3 * rows[3]["steps_per_s"])
+    assert rows[5]["operations"] == 4 * rows[3]["operations"]
+    assert "device_only" in shown.out
+    assert "max_total_tokens=" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--context", "500"), "past the model's 512"),
+        (("--dtype", "float16"), "a CPU computes in float32"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tiny: str, args: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--model", tiny, *FLAGS, *args) != 0
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert "Traceback" not in shown
+
+
+def test_what_is_derived_cannot_be_given(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.json"
+    file.write_text('{"max_running_requests": 3}')
+    assert run("--model", tiny, "--config", str(file)) == 2
+    assert "max_running_requests" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("--model", tiny, "--draft-lengths", "64")
