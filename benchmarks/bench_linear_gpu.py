@@ -50,6 +50,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Rows that choose the configuration of a tile of 16, 32, 64 and 128 rows.
 TIERS = {16: 8, 32: 32, 64: 64, 128: 128}
 GRAPH_BYTES = 1.6e9
+COPY_BYTES, COPIES = 1 << 32, 20  # of the copy that bandwidth is measured by
 Job = tuple[int, SkinnyConfig, str, bool]
 
 
@@ -116,10 +117,18 @@ def graph_seconds(calls: Iterable[Callable[[], object]], replays: int = 5) -> fl
 
 
 def copy_bandwidth(buffer: torch.Tensor) -> float:
-    """Bytes read and written a second by a large copy on the device."""
-    half = min(buffer.numel() // 2, 1 << 30)
-    seconds = graph_seconds([lambda: buffer[:half].copy_(buffer[half : 2 * half])] * 4)
-    return 4 * 2 * half * buffer.element_size() / seconds
+    """Bytes read and written a second by a copy of half the buffer, at most COPY_BYTES."""
+    count = min(buffer.numel() // 2, COPY_BYTES // buffer.element_size())
+    source, target = buffer[:count], torch.empty_like(buffer[:count])
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(COPIES + 1)]
+    for _ in range(2):  # the first turn brings the clocks up
+        marks[0].record()
+        for mark in marks[1:]:
+            target.copy_(source)
+            mark.record()
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+    return float(2 * source.nbytes / (statistics.median(times) / 1e3))
 
 
 def compile_job(job: Job) -> str:

@@ -1,6 +1,7 @@
 """The decoder's matmuls by choice: the reference's logits, whichever kernel runs them."""
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -51,12 +52,12 @@ def choices(dtype: str, tiers: tuple[int, ...] = (16,)) -> dict[GemmKey, SkinnyC
 
 
 def on(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
-    moved = {
-        field.name: value.to(device)
-        for field in fields(batch)
-        if isinstance(value := getattr(batch, field.name), torch.Tensor)
-    }
-    return replace(batch, **moved)
+    moved = copy(batch)
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, torch.Tensor):
+            setattr(moved, field.name, value.to(device))
+    return moved
 
 
 def batches() -> Iterator[ForwardBatch]:
@@ -208,19 +209,15 @@ def test_kernels_that_overlap_wait_for_each_other(streamed: bool) -> None:
     config, dtype = wide_config(), torch.bfloat16
     model = GpuDecoder(RandomTensors(dtype, DEVICE, 0.05), config, dtype, DEVICE)
     if streamed:
+        shapes: list[tuple[int, int, Epilogue]] = [
+            (768, 512, "none"),
+            (512, 512, "residual"),
+            (3072, 512, "silu_mul"),
+            (512, 1536, "residual"),
+            (4099, 512, "none"),
+        ]
         wide = SkinnyConfig(64, 128, 2, 4, 3)
-        model.choose(
-            {
-                GemmKey(n, k, 16, "bfloat16", epilogue): wide
-                for n, k, epilogue in (
-                    (768, 512, "none"),
-                    (512, 512, "residual"),
-                    (3072, 512, "silu_mul"),
-                    (512, 1536, "residual"),
-                    (4099, 512, "none"),
-                )
-            }
-        )
+        model.choose({GemmKey(n, k, 16, "bfloat16", epilogue): wide for n, k, epilogue in shapes})
     pages, sequences = Pages(20, PAGE, 3), [Sequence(), Sequence()]
     batch = on(make_batch([Query(s, [5, 9, 2, 4]) for s in sequences], pages), DEVICE)
     kv = KVPool(20, PAGE, config, dtype, DEVICE)
