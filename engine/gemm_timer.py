@@ -11,6 +11,7 @@ import triton
 
 from ..kernels.linear_config import SkinnyConfig
 from ..kernels.linear_gpu import INTERLEAVE, SplitWorkspace, linear, linear_silu_mul
+from .dependent_launch import launches_dependents
 from .gemm_table import GemmKey, Machine
 
 _GRAPH_BYTES = 400 << 20  # of weights that one timed graph streams: several times L2
@@ -47,7 +48,7 @@ class GemmTimer:
         # Behind cuBLAS it is the norm that adds the residual, at next to no cost.
         adds = key.epilogue == "residual" and config is not None
         residual = x.new_zeros(rows, key.n) if adds else None
-        pdl = torch.cuda.get_device_capability(x.device) >= (9, 0)
+        pdl = launches_dependents(x.device)
         workspace = None
         if config is not None:
             need = SplitWorkspace.need(rows, key.n, config)

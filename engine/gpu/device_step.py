@@ -10,10 +10,10 @@ from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
 from ...kernels.step_layout_gpu import lay_out
 from ...kernels.verify_walk_gpu import verify_walk
+from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
 from ..kv_pool import KVPool
 from ..models import GpuModel
-from ..models.gpu_linear import launches_dependents
 from .staging import StagingViews
 from .state import DeviceState
 

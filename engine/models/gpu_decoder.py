@@ -14,13 +14,14 @@ from ...kernels.linear_gpu import INTERLEAVE
 from ...kernels.paged_attention_gpu import paged_attention
 from ...kernels.qk_rope_write_gpu import qk_norm_rope_write
 from ...kernels.rms_norm_gpu import rms_norm
+from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
 from ..gemm_table import GemmKey
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from ..weights import TensorSource
 from .decoder_weights import LayerWeights, read_head, read_layer
-from .gpu_linear import GpuLinear, launches_dependents
+from .gpu_linear import GpuLinear
 from .torch_decoder import head_to, layer_to
 
 

@@ -7,15 +7,11 @@ import torch.nn.functional as F
 
 from ...kernels.linear_config import MAX_ROWS, SkinnyConfig, row_tier
 from ...kernels.linear_gpu import SplitWorkspace, linear, linear_silu_mul
+from ..dependent_launch import launches_dependents
 from ..gemm_table import Epilogue, GemmKey, GemmTable
 from ..gemm_timer import GemmTimer, this_machine
 
 Matrices = Mapping[Epilogue, Sequence[torch.Tensor]]
-
-
-def launches_dependents(device: torch.device) -> bool:
-    """Whether kernels may be launched before the one ahead has ended (Hopper and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 class GpuLinear:
@@ -33,7 +29,7 @@ class GpuLinear:
         self._workspace: SplitWorkspace | None = None
 
     def choose(self, choices: Mapping[GemmKey, SkinnyConfig]) -> None:
-        """Replace the choices. Not after a CUDA graph was captured, which holds the workspace."""
+        """Replace the choices; CUDA graphs of the old ones lose their workspace and must not run."""
         self._choices.clear()
         needs = [(0, 0)]
         for key, config in choices.items():
