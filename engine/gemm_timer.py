@@ -20,7 +20,7 @@ _REPLAYS = 5
 
 def this_machine() -> Machine:
     """The current CUDA device and the versions of torch and triton."""
-    return Machine(torch.cuda.get_device_name(), torch.__version__, triton.__version__)
+    return Machine(torch.cuda.get_device_name(), str(torch.__version__), triton.__version__)
 
 
 class GemmTimer:
