@@ -29,7 +29,7 @@ class GpuLinear:
         self._workspace: SplitWorkspace | None = None
 
     def choose(self, choices: Mapping[GemmKey, SkinnyConfig]) -> None:
-        """Replace the choices; CUDA graphs of the old ones lose their workspace and must not run."""
+        """Replace the choices; graphs of the old ones lose their workspace: never replay them."""
         self._choices.clear()
         needs = [(0, 0)]
         for key, config in choices.items():
