@@ -60,7 +60,8 @@ class GraphWorker(Protocol):
     def replay_seconds(self, rows: int, tokens: int, steps: int) -> float | None:
         """Seconds a replay, back to back, of the graph that the latest step of this size ran.
 
-        Lengths go back by ``steps`` for it and are restored. None without such a graph.
+        Lengths go back by ``steps`` for it and are restored; the KV of the tokens since is
+        overwritten. None without such a graph.
         """
         ...
 

@@ -30,6 +30,9 @@ class CoreSteps:
 
         Raises RuntimeError if the batch does not come to decode whole.
         """
+        # As a core process does once it is up; no step may be in flight meanwhile.
+        gc.collect()
+        gc.freeze()
         entered = self._core.stats(0)
         self._enter(case)
         try:
@@ -42,8 +45,6 @@ class CoreSteps:
     def _time(self, case: Case, generated_before: int) -> Timing:
         core, worker, steps = self._core, self._worker, self._spec.steps
         graphs = worker if isinstance(worker, GraphWorker) else None
-        gc.collect()
-        gc.freeze()  # as a core process does once it is up
         before = core.stats(0)
         counts = None if graphs is None else graphs.counts
         stamps = np.empty(steps + 1)

@@ -29,14 +29,18 @@ def median_seconds(device: torch.device, call: Callable[[], object], turns: int 
     call()
     if device.type != "cuda":
         return statistics.median(_host_seconds(call) for _ in range(turns))
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(turns + 1)]
+    marks = [_event() for _ in range(turns + 1)]
     marks[0].record()
     for mark in marks[1:]:
         call()
         mark.record()
     torch.cuda.synchronize(device)
-    times = (begin.elapsed_time(end) for begin, end in pairwise(marks))
+    times = [float(begin.elapsed_time(end)) for begin, end in pairwise(marks)]
     return statistics.median(times) * 1e-3
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _host_seconds(call: Callable[[], object]) -> float:

@@ -129,19 +129,20 @@ class GpuStepRunner:
         for init in plan.inits:
             self._step.state.enter(init)
         features = self._features(packed)
-        began = self._mark()
+        began = self._new_mark()
         self.steps += 1
         self.decode_steps += packed.decode_only
-        launched = self._replay(plan, packed, features)
+        launched = self._replay(plan, packed, features, began)
         replayed = launched is not None
         logprobs: tuple[RowLogprobs, ...] = ()
         if launched is None:
-            launched, logprobs = self._run(plan, packed, features)
+            launched, logprobs = self._run(plan, packed, features, began)
         out, rows, width = launched
         self.replays += replayed
         host = self._outputs.take(len(out))
         host.copy_(out, non_blocking=True)
-        done = self._mark()
+        done = self._new_mark()
+        done.record()
         return Launched(
             plan, drafts, packed, host.numpy(), rows, width, began, done, logprobs, replayed,
             wait_ns,
@@ -192,8 +193,9 @@ class GpuStepRunner:
     def replay_seconds(self, rows: int, tokens: int, steps: int) -> float | None:
         """Seconds a replay, ``steps`` back to back, of the graph of steps of this size.
 
-        It does again what the latest such step did, from lengths that are ``steps`` lower; slots'
-        state is as before afterwards. None without a graph.
+        It does again what the latest such step did, from lengths that are ``steps`` lower. Slots'
+        state is as before afterwards, but the KV of the tokens since is not: only for requests
+        that are to be thrown away. None without a graph.
         """
         tier = self._tiers.of(rows, tokens, False)
         if tier is None or self._graphs is None:
@@ -237,12 +239,11 @@ class GpuStepRunner:
         torch.cuda.synchronize(self._device)
         return time.perf_counter() - began
 
-    def _mark(self) -> Mark:
+    def _new_mark(self) -> Mark:
         mark: Mark = _HostMark()
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             mark = cast(Mark, event)  # torch names its parameters otherwise
-        mark.record()
         return mark
 
     def _features(self, packed: Packed) -> int:
@@ -252,9 +253,12 @@ class GpuStepRunner:
         return int(np.bitwise_or.reduce(table.features[packed.slots], initial=0))
 
     def _replay(
-        self, plan: StepPlan, packed: Packed, features: int
+        self, plan: StepPlan, packed: Packed, features: int, began: Mark
     ) -> tuple[torch.Tensor, int, int] | None:
-        """Replay the step's graph, if it has one: output, rows and width."""
+        """Replay the step's graph, if it has one: output, rows and width.
+
+        ``began`` is recorded when the host's part is done: an idle device must not count it.
+        """
         if self._graphs is None or not packed.decode_only or features & _SLOW:
             return None
         sampled = bool(features & int(Feature.SAMPLED))
@@ -266,12 +270,13 @@ class GpuStepRunner:
             return None
         host = self._inputs.take(len(graph.block))
         fill(split_host(host.numpy(), graph.staging), packed, plan, self._step.state.spare_slot)
+        began.record()
         graph.block.copy_(host, non_blocking=True)
         graph.graph.replay()
         return graph.out, tier.rows, tier.width
 
     def _run(
-        self, plan: StepPlan, packed: Packed, features: int
+        self, plan: StepPlan, packed: Packed, features: int, began: Mark
     ) -> tuple[tuple[torch.Tensor, int, int], tuple[RowLogprobs, ...]]:
         """Run the step kernel by kernel, in its exact size."""
         staging = StagingShape(
@@ -279,6 +284,7 @@ class GpuStepRunner:
         )
         host = self._inputs.take(sum(field_lengths(staging)))
         fill(split_host(host.numpy(), staging), packed, plan, self._step.state.spare_slot)
+        began.record()
         block = host.to(self._device, non_blocking=True)
         width = max(1, int(np.diff(packed.node_cu).max()))
         shape = StepShape(
