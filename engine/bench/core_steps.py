@@ -98,7 +98,9 @@ class CoreSteps:
             core.abort(f"step-{i}")
         while core.has_work:
             core.step()
-        core.flush_cache()
+        refused = core.flush_cache()
+        if refused is not None:
+            raise RuntimeError(f"the engine did not become idle: {refused.reason}")
 
 
 def _all_decode(core: EngineCore, batch_size: int) -> bool:
