@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from triton.runtime.errors import OutOfResources
 
+from outrider.engine.bench.rates import copy_rate
 from outrider.kernels.paged_attention_gpu import Tiling, choose_tiling, paged_attention
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
@@ -134,13 +135,6 @@ def graph_microseconds(work: Callable[[], object], replays: int) -> float:
     return 1e3 * statistics.median(times)
 
 
-def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of copying 1 GiB."""
-    source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * (1 << 30) / (graph_microseconds(lambda: target.copy_(source), 20) * 1e-6)
-
-
 def measured(inputs: Inputs, time: float, tiling: Tiling, bandwidth: float) -> dict[str, Any]:
     """One row of the report."""
     rate = inputs.moved / (time * 1e-6)
@@ -206,7 +200,7 @@ def main() -> int:
     parser.add_argument("--replays", type=int, default=15)
     parser.add_argument("--pdl", action="store_true")
     args = parser.parse_args()
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_rate(torch.device("cuda"))
     print(json.dumps({"copy_GB/s": round(bandwidth / 1e9, 1)}), flush=True)
     rows = []
     for row in (sweep if args.sweep else report)(args, bandwidth):

@@ -55,7 +55,9 @@ def choose_tiling(
     programs = rows * kv_heads * triton.cdiv(packed_rows, block_m)
     wanted = 2 * processors // max(programs, 1)
     splits = max(1, min(wanted, triton.cdiv(max_kv, 2 * block_n), 64))
-    return Tiling(block_m, block_n, warps, 3, splits)
+    # Where rows alone fill the chip, less shared memory a program lets more of them run at once.
+    stages = 2 if packed_rows <= 16 and programs > 3 * processors else 3
+    return Tiling(block_m, block_n, warps, stages, splits)
 
 
 def paged_attention(

@@ -17,7 +17,7 @@ _TURNS = 15
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     """Copy bandwidth (bytes read plus written) and matmul rate of ``dtype`` on random numbers."""
-    rates = Rates(_copy_rate(device), _matmul_rate(device, dtype))
+    rates = Rates(copy_rate(device), _matmul_rate(device, dtype))
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return rates
@@ -49,7 +49,8 @@ def _host_seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _copy_rate(device: torch.device) -> float:
+def copy_rate(device: torch.device) -> float:
+    """Bytes read and written a second of a copy that no cache holds."""
     size = _COPY_BYTES[device.type]
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
