@@ -21,6 +21,7 @@ from collections.abc import Callable
 import torch
 import triton
 
+from outrider.engine.bench.rates import copy_rate
 from outrider.kernels.add_rms_norm_gpu import add_rms_norm
 from outrider.kernels.embedding_gpu import embed
 from outrider.kernels.greedy_argmax_gpu import greedy_argmax
@@ -144,13 +145,6 @@ def graph_us(call: Callable[[], object], calls: int, replays: int) -> float:
     return statistics.median(times) * 1e3 / calls
 
 
-def copy_bandwidth() -> float:
-    """Bytes/s that a device copy of 1 GiB reads and writes."""
-    source = torch.empty(2**30, dtype=torch.uint8, device=DEVICE).zero_()
-    target = torch.empty_like(source)
-    return 2 * size(source) / graph_us(lambda: target.copy_(source), 2, 10) * 1e6
-
-
 def measure(name: str, tokens: int, bandwidth: float) -> list[dict[str, object]]:
     """The rows of one kernel at one size, without and with dependent launch."""
     call, moved = CASES[name](tokens)
@@ -181,7 +175,7 @@ def main() -> int:
     parser.add_argument("--kernels", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--tokens", nargs="*", type=int, default=list(TOKENS))
     args = parser.parse_args()
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_rate(torch.device("cuda"))
     one = torch.zeros(1, device=DEVICE)
     launch = graph_us(lambda: one.fill_(0.0), 50, 15)
     rows: list[dict[str, object]] = []

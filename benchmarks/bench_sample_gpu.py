@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import torch
 
+from outrider.engine.bench.rates import copy_rate
 from outrider.kernels.coupled_sample import coupled_sample as reference
 from outrider.kernels.coupled_sample_gpu import coupled_sample
 
@@ -79,19 +80,12 @@ def differing(filters: tuple[int, float, float], shape: str, draws: int) -> int:
     return count
 
 
-def copy_bandwidth() -> float:
-    """Bytes read and written a second by a device copy of 1 GiB."""
-    source = torch.empty(2**30, dtype=torch.uint8, device=DEVICE)
-    target = torch.empty_like(source)
-    return 2 * 2**30 / (replay_us(lambda: target.copy_(source), 10) * 1e-6)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replays", type=int, default=30)
     parser.add_argument("--draws", type=int, default=512, help="rows compared with the reference")
     options = parser.parse_args()
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_rate(torch.device("cuda"))
     times = []
     for shape, dtype in (
         ("zipf", torch.float32),
