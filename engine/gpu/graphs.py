@@ -66,14 +66,24 @@ class StepGraphs:
             graph = self._graphs[tier] = self._capture(tier)
         return graph
 
+    def get_padded(self, tier: Tier) -> StepGraph:
+        """The tier's graph with nothing but padding in its block: a replay changes no state."""
+        graph = self.get(tier)
+        self._pad(graph.block, graph.staging)
+        return graph
+
+    def _pad(self, block: torch.Tensor, staging: StagingShape) -> None:
+        block.zero_()
+        views = split_device(block, staging)
+        views.slots.fill_(self._step.state.spare_slot)
+        views.update_slots.fill_(self._step.state.spare_slot)
+
     def _capture(self, tier: Tier) -> StepGraph:
         began = time.perf_counter()
         shape, staging = decode_shape(tier), decode_staging(tier)
-        block = torch.zeros(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
+        block = torch.empty(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
+        self._pad(block, staging)
         views = split_device(block, staging)
-        # All rows are padding, so that capturing leaves the state as it is.
-        views.slots.fill_(self._step.state.spare_slot)
-        views.update_slots.fill_(self._step.state.spare_slot)
         out = torch.zeros(tier.rows * (1 + tier.width), dtype=torch.int32, device=self._device)
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -219,7 +219,7 @@ class GpuStepRunner:
 
     def _timed_replay(self, tier: Tier) -> float:
         assert self._graphs is not None
-        graph = self._graphs.get(tier).graph
+        graph = self._graphs.get_padded(tier).graph
         torch.cuda.synchronize(self._device)
         began = time.perf_counter()
         graph.replay()
