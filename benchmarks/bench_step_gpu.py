@@ -13,8 +13,9 @@ from functools import partial
 from typing import TypedDict
 
 import torch
-from bench_fused_gpu import copy_bandwidth, graph_us
+from bench_fused_gpu import graph_us
 
+from outrider.engine.bench.rates import copy_rate
 from outrider.kernels.kv_move_gpu import move_accepted
 from outrider.kernels.page_updates_gpu import apply_page_updates
 from outrider.kernels.step_layout_gpu import lay_out
@@ -126,7 +127,7 @@ class Step:
 
 def measure() -> list[Row]:
     out: list[Row] = []
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_rate(torch.device("cuda"))
 
     def add(kernel: str, rows: int, call: Callable[[], None], moved: int = 0) -> None:
         floor = moved / bandwidth * 1e6 if moved else None

@@ -132,7 +132,7 @@ class DeviceStep:
         if shape.nodes != len(positions):
             slots, positions = slots[batch.logits_index], positions[batch.logits_index]
         return coupled_sample(
-            logits,
+            logits.float() if logits.dtype == torch.float16 else logits,
             table.temperatures[slots],
             table.top_ks[slots],
             table.top_ps[slots],

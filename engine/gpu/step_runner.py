@@ -217,6 +217,7 @@ class GpuStepRunner:
         """Forget every slot; only while idle."""
         self._step.state.reset()
 
+    @torch.inference_mode()
     def _timed_replay(self, tier: Tier) -> float:
         assert self._graphs is not None
         graph = self._graphs.get_padded(tier).graph

@@ -1,5 +1,6 @@
 """The sizes that CUDA graphs are captured for; a step runs in the smallest that holds it."""
 
+import itertools
 from bisect import bisect_left
 from typing import NamedTuple
 
@@ -44,19 +45,20 @@ class Tiers:
         room = self._rows[bisect_left(self._rows, rows)]
         if tokens == rows:  # no drafts
             return Tier(room, room, 1, sampled)
-        wide = self._tokens[bisect_left(self._tokens, tokens)]
-        return Tier(room, min(max(wide, room), room * self.width), self.width, sampled)
+        return self._wide(room, self._tokens[bisect_left(self._tokens, tokens)], sampled)
 
     def all(self, sampled: bool = False) -> tuple[Tier, ...]:
         """Every tier that a step may need, the largest first (so that memory is reused)."""
         found: set[Tier] = set()
-        for rows in self._rows:
+        for fewer, rows in itertools.pairwise((0, *self._rows)):
             found.add(Tier(rows, rows, 1, sampled))
             if self.width > 1:
-                smallest = self._rows[self._rows.index(rows) - 1] + 1 if rows > 1 else 1
-                for tokens in self._tokens:
-                    if smallest < tokens:
-                        tier = self.of(rows, min(tokens, rows * self.width), sampled)
-                        assert tier is not None, "the rows are of the ladder"
-                        found.add(tier)
+                # The least that drafts can be: one, of the fewest rows that need this tier.
+                first = bisect_left(self._tokens, fewer + 2)
+                last = bisect_left(self._tokens, rows * self.width)
+                found.update(self._wide(rows, size, sampled) for size in self._tokens[first:last])
+                found.add(self._wide(rows, rows * self.width, sampled))
         return tuple(sorted(found, reverse=True))
+
+    def _wide(self, rows: int, tokens: int, sampled: bool) -> Tier:
+        return Tier(rows, min(max(tokens, rows), rows * self.width), self.width, sampled)

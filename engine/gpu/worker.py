@@ -1,5 +1,6 @@
 """The worker of one GPU: launches from the core's own thread, which the device outruns."""
 
+import contextlib
 import time
 import traceback
 from collections import deque
@@ -100,6 +101,9 @@ class GpuWorker:
         """Give the drafts of the oldest launched late-bound step that lacks them."""
         if self._failure is not None:
             return
+        if not self._held:
+            self._failure = f"drafts of step {drafts.step} came, but no step waits for any"
+            return
         plan = self._held.popleft()
         if drafts.step != plan.step:
             self._failure = f"drafts of step {drafts.step} came for step {plan.step}"
@@ -130,8 +134,10 @@ class GpuWorker:
         """Wait for the steps already launched; idempotent."""
         self._held.clear()
         if self._launched:
-            torch.cuda.synchronize()
             self._launched.clear()
+            # A device that has failed says so again here; whoever asked for results knows.
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize(self._device)
 
     def _launch_held(self) -> None:
         while self._held and not self._held[0].late_bound:

@@ -177,3 +177,23 @@ def test_graphs_replay_and_agree_with_single_launches(folder: Path) -> None:
         assert driver.gpu_runner.replays == (20 if graphs else 0)
         results.append(tokens)
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precisions_sample(folder: Path, dtype: torch.dtype) -> None:
+    config = load_model_config(folder)
+    driver = GpuDriver(Checkpoint(folder), config, dtype=dtype)
+    tokens = [driver.enter(0, PROMPT, SEEDED, 77)]
+    tokens += driver.verify({0: None})[0][0]
+    assert all(0 <= token < VOCAB for token in tokens)
+
+
+@pytest.mark.gpu
+def test_timing_a_tier_leaves_the_state_alone(folder: Path) -> None:
+    driver = gpu(folder)
+    driver.enter(0, PROMPT, GREEDY)
+    first = driver.verify({0: None})[0][0]
+    lens = driver.device_state.seq_lens.clone()
+    assert driver.gpu_runner.seconds_of(1, 2) > 0
+    assert torch.equal(driver.device_state.seq_lens, lens)
+    assert len(first) == 1
