@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -15,46 +14,14 @@ from ..sampling.logprobs import collect_logprobs
 from ..sampling.slot_table import AFTERWARDS, EDITS, Feature
 from .device_step import Choice, Chooser, DeviceStep, StepShape
 from .graphs import StepGraphs, decode_shape, decode_staging
+from .marks import Mark, new_mark
 from .packer import Packed, StepPacker, fill
+from .pinned_ring import PinnedRing
 from .staging import StagingShape, field_lengths, split_device, split_host
 from .tiers import Tier, Tiers
 
 _BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
 _SLOW = EDITS | AFTERWARDS  # features that are not part of a graph
-_RING = 4  # more blocks than steps that can be in flight
-
-
-class Mark(Protocol):
-    """A point in the device's work."""
-
-    def record(self) -> None:
-        """Put the mark behind what was enqueued so far."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until the device has passed the mark."""
-        ...
-
-    def elapsed_time(self, end: "Mark") -> float:
-        """Milliseconds from this mark to ``end``."""
-        ...
-
-
-class _HostMark:
-    """The mark of a device that is never behind: kernels in Triton's interpreter."""
-
-    def __init__(self) -> None:
-        self._at = 0.0
-
-    def record(self) -> None:
-        self._at = time.perf_counter()
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, end: Mark) -> float:
-        assert isinstance(end, _HostMark)
-        return (end._at - self._at) * 1e3
 
 
 @dataclass(slots=True)
@@ -72,24 +39,6 @@ class Launched:
     logprobs: tuple[RowLogprobs, ...]
     replayed: bool
     wait_ns: int
-
-
-class _PinnedRing:
-    """Page-locked int32 blocks taken in turn, each free again once its step is over."""
-
-    def __init__(self, pinned: bool) -> None:
-        self._pinned = pinned
-        self._blocks = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]
-        self._next = 0
-
-    def take(self, size: int) -> torch.Tensor:
-        """int32[size], on the host."""
-        at, self._next = self._next, (self._next + 1) % _RING
-        if self._blocks[at].shape[0] < size:
-            self._blocks[at] = torch.empty(
-                max(size, 1024), dtype=torch.int32, pin_memory=self._pinned
-            )
-        return self._blocks[at][:size]
 
 
 class GpuStepRunner:
@@ -113,7 +62,7 @@ class GpuStepRunner:
         self._graphs = graphs
         self._device = device
         pinned = device.type == "cuda"
-        self._inputs, self._outputs = _PinnedRing(pinned), _PinnedRing(pinned)
+        self._inputs, self._outputs = PinnedRing(pinned), PinnedRing(pinned)
         self.steps = self.decode_steps = self.replays = self.gap_ns = 0
         self._last_done: Mark | None = None
 
@@ -129,7 +78,7 @@ class GpuStepRunner:
         for init in plan.inits:
             self._step.state.enter(init)
         features = self._features(packed)
-        began = self._new_mark()
+        began = new_mark(self._device)
         self.steps += 1
         self.decode_steps += packed.decode_only
         launched = self._replay(plan, packed, features, began)
@@ -141,7 +90,7 @@ class GpuStepRunner:
         self.replays += replayed
         host = self._outputs.take(len(out))
         host.copy_(out, non_blocking=True)
-        done = self._new_mark()
+        done = new_mark(self._device)
         done.record()
         return Launched(
             plan, drafts, packed, host.numpy(), rows, width, began, done, logprobs, replayed,
@@ -239,13 +188,6 @@ class GpuStepRunner:
         self._step.run(views, decode_shape(tier), out)
         torch.cuda.synchronize(self._device)
         return time.perf_counter() - began
-
-    def _new_mark(self) -> Mark:
-        mark: Mark = _HostMark()
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            mark = cast(Mark, event)  # torch names its parameters otherwise
-        return mark
 
     def _features(self, packed: Packed) -> int:
         table = self._step.state.sampling

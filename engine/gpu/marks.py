@@ -1,0 +1,48 @@
+"""Points in a device's work that the host can wait for and measure between."""
+
+import time
+from typing import Protocol, cast
+
+import torch
+
+
+class Mark(Protocol):
+    """A point in the device's work."""
+
+    def record(self) -> None:
+        """Put the mark behind what was enqueued so far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has passed the mark."""
+        ...
+
+    def elapsed_time(self, end: "Mark") -> float:
+        """Milliseconds from this mark to ``end``."""
+        ...
+
+
+class _HostMark:
+    """The mark of a device that is never behind: kernels in Triton's interpreter."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+
+    def record(self) -> None:
+        self._at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Mark) -> float:
+        assert isinstance(end, _HostMark)
+        return (end._at - self._at) * 1e3
+
+
+def new_mark(device: torch.device) -> Mark:
+    """A mark that was not recorded yet."""
+    mark: Mark = _HostMark()
+    if device.type == "cuda":
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        mark = cast(Mark, event)  # torch names its parameters otherwise
+    return mark
