@@ -14,12 +14,14 @@ SOURCES := $(wildcard cython_ext/*.pyx cython_ext/*.pxd cython_ext/*.h kernels/*
 COMPILED := $(basename $(notdir $(wildcard cython_ext/*.pyi)))
 COMPILED_KERNELS := $(basename $(notdir $(wildcard kernels/*.pyi)))
 
-.PHONY: run test exact install install-test lint types unit bench clean
+.PHONY: run test exact install install-test lint types stubs unit clean
 
 run: install
 	$(BIN)/python -m outrider.frontend.demo
 
-test: install-test lint types unit
+test: install-test
+	$(MAKE) -j 2 --output-sync=target lint types stubs
+	$(MAKE) unit
 
 lint: install-test
 	$(BIN)/ruff check .
@@ -28,6 +30,8 @@ lint: install-test
 
 types: install-test
 	$(BIN)/mypy
+
+stubs: install-test
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml \
 	  $(addprefix outrider.cython_ext.,$(COMPILED)) $(addprefix outrider.kernels.,$(COMPILED_KERNELS))
 
