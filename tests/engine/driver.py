@@ -148,6 +148,30 @@ class Driver:
             int32([parent for drafts in given for parent in drafts.parents]),
         )
 
+    def verify_beside_prompt(
+        self, rows: Mapping[int, Drafts], slot: int, prompt: Sequence[int], params: SamplingParams
+    ) -> StepResult:
+        """One step of verify rows and of a new request's whole prompt."""
+        verify, drafts = self.verify_plan(rows)
+        assert drafts is not None
+        init = SlotInit(slot, 2, params, 0, int32(prompt), b"", 0, ())
+        chunk = self.chunk(slot, RowKind.PREFILL_LAST, 0, prompt, init)
+        joined = StepPlan(
+            verify.step,
+            True,
+            verify.slots + chunk.slots,
+            verify.kinds + chunk.kinds,
+            verify.q_caps + chunk.q_caps,
+            verify.starts + chunk.starts,
+            chunk.tokens,
+            chunk.inits,
+            chunk.page_slots,
+            chunk.page_indexes,
+            chunk.page_ids,
+        )
+        counts = drafts.counts + int32([0])
+        return self.run(joined, HostDrafts(drafts.step, counts, drafts.tokens, drafts.parents))
+
     @torch.inference_mode()
     def run(self, plan: StepPlan, drafts: HostDrafts | None = None) -> StepResult:
         self.step += 1

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from outrider.engine.models import Model
-from outrider.engine_core.ids import RowKind, i32
+from outrider.engine_core.ids import i32
 from outrider.engine_core.model_config import ModelConfig
-from outrider.engine_core.plan import HostDrafts, SlotInit
 from outrider.engine_core.sampling_params import SamplingParams
 
-from .driver import Drafts, Driver, chain, int32
+from .driver import Drafts, Driver, chain
 from .tiny import load_tiny, write_checkpoint
 
 VOCAB = 40
@@ -102,24 +101,7 @@ def test_prefill_chunks_and_verify_rows_share_a_step(tiny: tuple[Model, ModelCon
     expected = plain(tiny, GREEDY, 12)
     driver = Driver(*tiny)
     tokens = [driver.enter(0, PROMPT, GREEDY)]
-    other = driver.chunk(1, RowKind.PREFILL_LAST, 0, PROMPT, None)
-    verify, drafts = driver.verify_plan({0: chain(expected[1:4])})
-    assert drafts is not None
-    joined = type(verify)(
-        verify.step,
-        True,
-        verify.slots + other.slots,
-        verify.kinds + other.kinds,
-        verify.q_caps + other.q_caps,
-        verify.starts + other.starts,
-        other.tokens,
-        (SlotInit(1, 2, GREEDY, 0, int32(PROMPT), b"", 0, ()),),
-        int32([1] * driver.pages),
-        int32(range(driver.pages)),
-        int32(driver._order[1]),
-    )
-    both = HostDrafts(drafts.step, drafts.counts + int32([0]), drafts.tokens, drafts.parents)
-    result = driver.run(joined, both)
+    result = driver.verify_beside_prompt({0: chain(expected[1:4])}, 1, PROMPT, GREEDY)
     assert i32(result.accept_lens).tolist() == [4, 1]
     assert i32(result.proposed).tolist() == [3, 0]
     assert i32(result.tokens).tolist() == [*expected[1:5], tokens[0]]

@@ -8,12 +8,11 @@ import torch
 
 from outrider.engine.models import Model, load_model
 from outrider.engine.weights import Checkpoint
-from outrider.engine_core.ids import RowKind, i32
+from outrider.engine_core.ids import i32
 from outrider.engine_core.model_config import ModelConfig, load_model_config
-from outrider.engine_core.plan import HostDrafts, SlotInit
 from outrider.engine_core.sampling_params import SamplingParams
 
-from ..driver import CPU, Drafts, Driver, chain, int32
+from ..driver import CPU, Drafts, Driver, chain
 from ..test_step import GREEDY, PROMPT, SEEDED, VOCAB, random_tree
 from ..tiny import write_checkpoint
 from .gpu_driver import DEVICE, GpuDriver
@@ -106,24 +105,7 @@ def test_prefill_chunks_and_verify_rows_share_a_step(
     expected = plain(reference, GREEDY, 12)
     driver = gpu(folder)
     tokens = [driver.enter(0, PROMPT, GREEDY)]
-    other = driver.chunk(1, RowKind.PREFILL_LAST, 0, PROMPT, None)
-    verify, drafts = driver.verify_plan({0: chain(expected[1:4])})
-    assert drafts is not None
-    joined = type(verify)(
-        verify.step,
-        True,
-        verify.slots + other.slots,
-        verify.kinds + other.kinds,
-        verify.q_caps + other.q_caps,
-        verify.starts + other.starts,
-        other.tokens,
-        (SlotInit(1, 2, GREEDY, 0, int32(PROMPT), b"", 0, ()),),
-        int32([1] * driver.pages),
-        int32(range(driver.pages)),
-        int32(driver._order[1]),
-    )
-    both = HostDrafts(drafts.step, drafts.counts + int32([0]), drafts.tokens, drafts.parents)
-    result = driver.run(joined, both)
+    result = driver.verify_beside_prompt({0: chain(expected[1:4])}, 1, PROMPT, GREEDY)
     assert i32(result.accept_lens).tolist() == [4, 1]
     assert i32(result.tokens).tolist() == [*expected[1:5], tokens[0]]
     assert i32(result.depths).tolist() == [3, 0]
