@@ -9,10 +9,13 @@ from .config import CoreConfig, EngineConfig
 from .controller import LengthController
 from .core import EngineCore
 from .corpora import CorpusError, build_corpus
+from .device_lengths import DeviceLengths
 from .drafter_loader import make_host_drafter
 from .host_drafter import HostDrafter
 from .ids import i32
+from .late_drafts import DraftPolicy
 from .messages import AddCorpus, FlushCache, GenerateRequest, RemoveCorpus, RequestOutput
+from .mixed_lengths import MixedLengths
 from .model_path import resolve_model
 from .ngram import NgramProposer
 from .refusal import Refused, RefusedError
@@ -22,7 +25,10 @@ from .trace import Control, TraceHeader, TraceWriter
 from .worker import Worker
 
 NO_NGRAM = Refused(
-    "speculative_algorithm", "external corpora need --speculative-algorithm NGRAM", 400
+    "speculative_algorithm",
+    "external corpora need --speculative-algorithm NGRAM and its source on the host "
+    "(--speculative-ngram-source cpu or both)",
+    400,
 )
 
 
@@ -96,20 +102,30 @@ def assemble(
     Raises RefusedError for a drafter that cannot be made.
     """
     drafter: HostDrafter | None = None
-    controller: LengthController | None = None
+    controller: DraftPolicy | None = None
+    device: DeviceLengths | None = None
     if config.drafter is not None:
         if times is None:
             raise ValueError("a drafter needs the worker's step times")
-        made = make_host_drafter(config.drafter, config.engine)
-        if isinstance(made, Refused):
-            raise RefusedError(made)
-        drafter = made
+        slots, nodes = config.worker.max_slots, config.draft_width - 1
         policy = config.engine.speculative_length_policy
-        controller = LengthController(
-            times, config.worker.max_slots, config.draft_width - 1, policy
-        )
+        if config.drafter.on_device:
+            device = DeviceLengths(times, slots, nodes, policy)
+        if config.drafter.host:
+            made = make_host_drafter(config.drafter, config.engine)
+            if isinstance(made, Refused):
+                raise RefusedError(made)
+            drafter = made
+            host = LengthController(times, slots, nodes, policy)
+            controller = host if device is None else MixedLengths(host, device)
     core = EngineCore(
-        config, worker, host_drafter=drafter, tail=tail, controller=controller, trace=trace
+        config,
+        worker,
+        host_drafter=drafter,
+        tail=tail,
+        controller=controller,
+        device_lengths=device,
+        trace=trace,
     )
     proposer = drafter if isinstance(drafter, NgramProposer) else None
     return Assembly(core, proposer, trace)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from .device_config import refuse_on
-from .drafter_spec import MAX_DRAFT_TOKENS, NGRAM, DrafterSpec, find_drafter
+from .drafter_spec import MAX_DRAFT_TOKENS, NGRAM, NGRAM_BY_SOURCE, DrafterSpec, find_drafter
 from .ngram import NgramConfig
 from .refusal import Refused
 from .worker import WorkerInfo
@@ -126,7 +126,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["cpu", "gpu", "both"],
         Doc(
             description="cpu: a trie of all requests' text on the host; gpu: a match in each "
-            "request's own tokens on the device"
+            "request's own tokens on a CUDA device, without waiting for the host; both: the trie, "
+            "and the match for requests for which it has nothing"
         ),
     ] = "cpu"
     speculative_ngram_min_bfs_breadth: Annotated[int, Doc(description="least fan-out")] = 1
@@ -135,7 +136,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["BFS", "PROB"], Doc(description="children by recency (BFS) or frequency (PROB)")
     ] = "BFS"
     speculative_ngram_max_trie_depth: Annotated[
-        int, Doc(description="tokens of the match window and of stored paths")
+        int,
+        Doc(
+            description="tokens of the match window and of stored paths; a match on the device is "
+            "one token shorter at most"
+        ),
     ] = 18
     speculative_ngram_capacity: Annotated[int, Doc(description="nodes of the trie")] = 10_000_000
     speculative_ngram_external_corpus_path: Annotated[
@@ -354,6 +359,8 @@ def _refuse_ngram(config: EngineConfig, width: int) -> Refused | None:
     for field, ok, reason in checks:
         if not ok:
             return Refused(field, f"{reason}, got {getattr(config, field)}")
+    if config.speculative_ngram_source == "gpu":
+        return _refuse_trie_flags(config)
     if config.speculative_ngram_external_corpus_path is not None and budget == 0:
         return Refused(
             "speculative_ngram_external_sam_budget",
@@ -364,6 +371,19 @@ def _refuse_ngram(config: EngineConfig, width: int) -> Refused | None:
             "speculative_ngram_external_corpus_path",
             "needs the tokenizer that --skip-tokenizer-init leaves out; leave one out",
         )
+    return None
+
+
+def _refuse_trie_flags(config: EngineConfig) -> Refused | None:
+    """Flags of the trie, which the match on the device does not have."""
+    shared = ("speculative_ngram_source", "speculative_ngram_max_trie_depth")
+    for field in _ngram_fields():
+        if field.name not in shared and getattr(config, field.name) != field.default:
+            return Refused(
+                field.name,
+                "belongs to the trie on the host; leave it out, or use --speculative-ngram-source "
+                "cpu or both",
+            )
     return None
 
 
@@ -378,6 +398,8 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         if isinstance(found, Refused):
             return found
         drafter = found
+        if found is NGRAM:
+            drafter = NGRAM_BY_SOURCE[config.speculative_ngram_source]
     context = worker.context_length
     if config.context_length is not None:
         if config.context_length > context:

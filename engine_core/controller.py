@@ -58,23 +58,41 @@ PLAN_MARGIN = 1.02  # a step is made late only for a gain above this
 
 
 class StepLengths(NamedTuple):
-    """Answer at plan time. ``caps`` int32[V] draft nodes a row, ``reasons`` uint8[V]."""
+    """Answer at plan time. ``caps`` int32[V] draft nodes a row, ``reasons`` uint8[V].
+
+    ``gain``: tokens per second over those without drafts, as estimated; 1.0 if nothing was.
+    """
 
     late_bound: bool
     caps: I32
     reasons: U8
+    gain: float = 1.0
+
+
+def blocked_reasons(room: I32, caps: I32) -> U8:
+    """uint8[V]: why rows may not draft at all, by their ``room`` (see ``plan``); 0 where they may.
+
+    ``caps`` int32[V] is 0 for just these.
+    """
+    reasons = np.zeros(len(caps), dtype=np.uint8)
+    blocked = caps == 0
+    if blocked.any():
+        reasons[blocked] = np.where(room[blocked] < 0, OFF_BY_REQUEST, NO_ROOM)
+    return reasons
 
 
 class BoundDrafts(NamedTuple):
-    """Answer at bind time, aligned with the rows asked for: :class:`HostDrafts`' three arrays.
+    """Answer at bind time, aligned with the rows asked for: :class:`HostDrafts`' arrays.
 
-    ``reasons`` uint8[R]: why a row has no drafts (0 where it has some).
+    ``reasons`` uint8[R]: why a row has no drafts (0 where it has some). ``device_caps`` int32[R],
+    None without a drafter on the device.
     """
 
     counts: I32
     tokens: I32
     parents: I32
     reasons: U8
+    device_caps: I32 | None = None
 
 
 @final
@@ -108,17 +126,15 @@ class LengthController:
         tokens without any draft (V and the prefill tokens).
         """
         caps = np.minimum(np.maximum(room, 0), self._width)
-        reasons = np.zeros(len(slots), dtype=np.uint8)
+        reasons = blocked_reasons(room, caps)
         blocked = caps == 0
-        if blocked.any():
-            reasons[blocked] = np.where(room[blocked] < 0, OFF_BY_REQUEST, NO_ROOM)
         if self._fixed:
             return StepLengths(not bool(blocked.all()), caps, reasons)
         _, _, gain = self._policy.select(
             slots, caps, batch_tokens, len(slots), self.times.table, 0.0, self.late_seconds, False
         )
         if gain > PLAN_MARGIN:
-            return StepLengths(True, caps, reasons)
+            return StepLengths(True, caps, reasons, gain)
         reasons[~blocked] = self._plain_reasons(slots)[~blocked]
         return StepLengths(False, np.zeros_like(caps), reasons)
 

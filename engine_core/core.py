@@ -7,6 +7,8 @@ from typing import final
 from .checks import check_all
 from .config import CoreConfig
 from .counters import used
+from .device_drafts import DeviceDrafts
+from .device_lengths import DeviceLengths
 from .host_drafter import HostDrafter
 from .late_drafts import DraftPolicy, LateDrafts
 from .messages import CoreStats, FlushCache, GenerateRequest, RequestOutput
@@ -34,16 +36,17 @@ class EngineCore:
         host_drafter: HostDrafter | None = None,
         tail: TailDecoder | None = None,
         controller: DraftPolicy | None = None,
+        device_lengths: DeviceLengths | None = None,
         trace: TraceWriter | None = None,
         check: bool | None = None,
     ) -> None:
-        """``check`` None follows the environment's OUTRIDER_CHECK. Raises ValueError unless a
-        host drafter comes with a controller.
+        """``check`` None follows the environment's OUTRIDER_CHECK. ``device_lengths``: of a drafter
+        that the worker runs. Raises ValueError unless a host drafter comes with a controller.
         """
         if (host_drafter is None) != (controller is None):
             raise ValueError("a host drafter and a length controller come together")
         self.config = config
-        self.scheduler = Scheduler(config, tail=tail, policy=controller)
+        self.scheduler = Scheduler(config, tail=tail, policy=controller or device_lengths)
         self._worker = worker
         self._overlap = not config.engine.disable_overlap_schedule
         self._check = os.environ.get("OUTRIDER_CHECK") == "1" if check is None else check
@@ -53,6 +56,9 @@ class EngineCore:
             self._drafts = LateDrafts(
                 host_drafter, controller, self.scheduler.batch, self.scheduler.counters, config
             )
+        self._device: DeviceDrafts | None = None
+        if device_lengths is not None:
+            self._device = DeviceDrafts(device_lengths, alone=host_drafter is None)
         self._plan_ns = 0
         self._commit_ns = 0
         self._propose_ns = 0
@@ -158,6 +164,8 @@ class EngineCore:
             began = thread_time_ns()
             self._drafts.plan_made(plan)
             self._propose_ns += thread_time_ns() - began
+        if self._device is not None:
+            self._device.plan_made(plan)
         return True
 
     def _collect(self) -> list[RequestOutput]:
@@ -174,6 +182,8 @@ class EngineCore:
             began = thread_time_ns()
             self._drafts.committed(result, committed)
             self._propose_ns += thread_time_ns() - began
+        if self._device is not None:
+            self._device.committed(committed.plan, result)
         if self._bind():
             self._draft_wait_ns += perf_counter_ns() - arrived
         began = thread_time_ns()
@@ -188,6 +198,8 @@ class EngineCore:
             return False
         began = thread_time_ns()
         drafts = self._drafts.bind(flights[0])
+        if self._device is not None:
+            self._device.bound(drafts)
         if self._trace is not None:
             self._trace.drafts(drafts)
         self._worker.upload_drafts(drafts)

@@ -57,8 +57,6 @@ def refuse_on(config: "EngineConfig", device: Device) -> Refused | None:
     """Check the flags that depend on the device."""
     source = config.speculative_ngram_source
     if device == "cuda":
-        if source != "cpu":
-            return Refused("speculative_ngram_source", f"{source}: is not built yet; use cpu", 501)
         if config.simulate_accept_length is not None:
             return Refused(
                 "simulate_accept_length",
@@ -81,7 +79,7 @@ def refuse_on(config: "EngineConfig", device: Device) -> Refused | None:
     if source != "cpu":
         return Refused(
             "speculative_ngram_source",
-            f"{source}: needs a CUDA device, whose memory holds the requests' tokens; on a CPU "
-            "use cpu, which is the same source",
+            f"{source}: needs a CUDA device, which keeps the requests' tokens and matches inside "
+            "the step; on a CPU use cpu, whose trie has each request's own text too",
         )
     return None

@@ -25,9 +25,12 @@ class DraftKV(Enum):
 class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Declaration of one algorithm.
 
-    ``host``: proposes on the host from committed text, so its steps are late-bound.
-    ``implementation``: ``module:attribute`` of a function ``make(config: EngineConfig, spec:
-    DrafterSpec) -> HostDrafter``, imported by the process that runs the drafter.
+    ``host``: proposes on the host from committed text, so its steps are late-bound; otherwise it
+    drafts on the device, inside the step. ``implementation``: ``module:attribute`` of a function
+    ``make(config: EngineConfig, spec: DrafterSpec) -> HostDrafter``, or on the device
+    ``make(context: DrafterContext) -> DeviceDrafter``, imported by the process that runs the
+    drafter. ``fills``: with a host drafter, the implementation of one on the device that drafts
+    for the rows that the host has nothing for; empty: there is none.
     """
 
     name: str
@@ -39,6 +42,12 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     draft_kv: DraftKV = DraftKV.NONE
     target_layers: tuple[int, ...] = ()
     default_num_draft_tokens: int = 4
+    fills: str = ""
+
+    @property
+    def on_device(self) -> str:
+        """Implementation of the drafter on the device; empty without one."""
+        return self.fills if self.host else self.implementation
 
 
 NGRAM = DrafterSpec(
@@ -48,6 +57,13 @@ NGRAM = DrafterSpec(
     tree=True,
     default_num_draft_tokens=12,
 )
+
+_SUFFIX_MATCH = "outrider.engine.speculative.suffix_drafter:make"
+NGRAM_BY_SOURCE: dict[str, DrafterSpec] = {
+    "cpu": NGRAM,
+    "gpu": DrafterSpec(name="NGRAM", implementation=_SUFFIX_MATCH, default_num_draft_tokens=12),
+    "both": msgspec.structs.replace(NGRAM, fills=_SUFFIX_MATCH),
+}
 
 BUILT_IN: dict[str, DrafterSpec] = {"NGRAM": NGRAM}
 
@@ -113,10 +129,11 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
         return _refuse(f"{origin} declares the name {spec.name!r}; the two must be equal")
     if not 1 <= spec.default_num_draft_tokens <= MAX_DRAFT_TOKENS:
         return _refuse(f"{origin}: default_num_draft_tokens must be 1 to {MAX_DRAFT_TOKENS}")
-    if not spec.host or spec.draft_kv is not DraftKV.NONE or spec.target_layers:
+    on_host = spec.host and not spec.fills
+    if not on_host or spec.draft_kv is not DraftKV.NONE or spec.target_layers:
         return _refuse(
             f"{origin} declares a drafter on the device; this version runs host drafters only "
-            "(host=True, draft_kv NONE, no target_layers)",
+            "(host=True, no fills, draft_kv NONE, no target_layers)",
             501,
         )
     return spec

@@ -133,7 +133,8 @@ class LateDrafts:
             counts = counts.copy()
             counts[bad] = 0
             tokens, parents = tokens[keep], parents[keep]
-        return HostDrafts(step, counts.tobytes(), tokens.tobytes(), parents.tobytes())
+        room = b"" if bound.device_caps is None else bound.device_caps.tobytes()
+        return HostDrafts(step, counts.tobytes(), tokens.tobytes(), parents.tobytes(), room)
 
     def _close_freed(self) -> None:
         for slot in self._batch.freed_slots:

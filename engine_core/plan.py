@@ -37,7 +37,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
     the slot's previous step) the worker resolves from its FutureMap. ``tokens``: the prefill
     rows' tokens, joined in row order. ``page_*``: changes to the page table, applied before the
     step. With ``late_bound`` a :class:`HostDrafts` follows before the step can run; without it
-    verify rows of a host drafter carry no drafts.
+    verify rows carry the q_cap - 1 drafts of a drafter on the device, and none without one.
     """
 
     step: int
@@ -63,13 +63,15 @@ class HostDrafts(msgspec.Struct, frozen=True, array_like=True, tag="host_drafts"
 
     ``counts`` int32[R]: draft nodes of a row (0 for prefill rows; at most q_cap - 1). ``tokens``
     int32[sum counts]. ``parents`` int32[sum counts]: row-local, 0 = the bonus token, node i of
-    the row is i + 1; parents precede their children.
+    the row is i + 1; parents precede their children. ``device_caps`` int32[R]: drafts that the
+    drafter on the device adds to rows without any of these; empty where there is none.
     """
 
     step: int
     counts: bytes
     tokens: bytes
     parents: bytes
+    device_caps: bytes = b""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -103,8 +105,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
 
     ``accept_lens`` int32[R]: emitted tokens (0 for PREFILL, 1 for PREFILL_LAST, 1..q for VERIFY;
     0 for rows in ``errors``). ``tokens`` int32[sum accept_lens]: the accepted drafts and then the
-    bonus token of each row. ``proposed`` int32[R]: draft nodes verified. ``depths`` int32[R]:
-    depth of the row's draft tree. ``busy_ns``: time the worker spent on the step. ``wait_ns``:
+    bonus token of each row. ``proposed`` int32[R]: draft nodes verified, without the padding of a
+    row for which the device had less to propose. ``depths`` int32[R]: depth of the row's draft
+    tree. ``busy_ns``: time the worker spent on the step. ``wait_ns``:
     time a late-bound step waited for its drafts with nothing else to run (the controller's cost
     of late binding; 0 if not late-bound).
     """

@@ -26,7 +26,7 @@ from .request import Draining, Request, Running, Waiting
 from .running_batch import RunningBatch
 from .step_builder import Flight
 from .step_planner import StepPlanner, StepPolicy
-from .step_rows import SlowRows, kept_tokens, read_result, slow_rows
+from .step_rows import SlowRows, kept_tokens, note_unmatched, read_result, slow_rows
 from .tail_decoder import TailDecoder
 from .worker import WorkerFailed
 
@@ -73,6 +73,8 @@ class Scheduler:
             self._settle,
             self._end,
         )
+        drafter = config.drafter
+        self._device_drafts = drafter is not None and bool(drafter.on_device)
         self._tail = tail
         self._eos = frozenset(worker.eos_ids)
         self._step = 0
@@ -154,6 +156,8 @@ class Scheduler:
         """The part of ``commit`` that the next step's drafts wait for."""
         flight = self.flights[0]
         read_result(flight, result, self.config.worker.vocab_size)
+        if self._device_drafts:
+            note_unmatched(flight, result)
         self.flights.popleft()
         self.done_step = flight.plan.step
         self.counters.worker_busy_ns += result.busy_ns

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..cython_ext.request_table import check_result
+from .controller import NO_MATCH
 from .ids import I32, i32
 from .plan import StepResult, TokenLogprobs
 from .step_builder import Flight
@@ -31,6 +32,13 @@ def read_result(flight: Flight, result: StepResult, vocab_size: int) -> None:
         )
     except ValueError as error:
         raise WorkerFailed(f"step {plan.step}: {error}") from error
+
+
+def note_unmatched(flight: Flight, result: StepResult) -> None:
+    """Say of verify rows that could have had drafts and got none that nothing matched."""
+    rows = flight.verify_rows
+    unmatched = (i32(result.proposed)[:rows] == 0) & (flight.reasons[:rows] == 0)
+    flight.reasons[:rows][unmatched] = NO_MATCH
 
 
 class SlowRows(NamedTuple):

@@ -30,9 +30,10 @@ def lay_out(
     In: slots int32[R]; kinds uint8 or int32[R] (0, 1: prefill, 2: verify); starts int32[R], read
     for prefill rows; cu_q int32[R + 1] offsets of the rows' tokens. host_tokens int32[T]: prefill
     tokens and drafts at their flat places. host_parents int32[T], read for the drafts of verify
-    rows: the parent's index within the row, below the node's own. seq_lens, last_tokens int32[S]:
-    a verify row starts at its slot's length with its slot's last token. page_table int32[S, P],
-    0 = no page.
+    rows: the parent's index within the row, below the node's own, or -1 for padding, which is no
+    draft: it goes on as a chain would, or stands alone in a row that branches. seq_lens,
+    last_tokens int32[S]: a verify row starts at its slot's length with its slot's last token.
+    page_table int32[S, P], 0 = no page.
 
     Out: input_ids int64[T]; positions int64[T] = start + depth in the tree; kv_slots int64[T] of
     the sequence indices start, start + 1, ...; tree_bits int64[T], bit j set iff the token sees
@@ -57,7 +58,8 @@ def lay_out(
         input_ids[begin:end] = host_tokens[begin:end]
         if verify:
             input_ids[begin] = last_tokens[slot]
-        bits, depths = _shape(parents, end - begin)
+        branches = any(parents[i] >= 0 and parents[i] != i - 1 for i in range(1, len(parents)))
+        bits, depths = _shape(parents if branches else [], end - begin)
         tree_bits[begin:end] = torch.tensor(bits)
         positions[begin:end] = start + torch.tensor(depths)
         index = start + torch.arange(end - begin)
@@ -66,7 +68,7 @@ def lay_out(
         pages[inside] = page_table[slot, index[inside] // page_size].long()
         kv_slots[begin:end] = pages * page_size + index % page_size
         kv_lens[row] = start + end - begin
-        is_tree[row] = any(parents[i] != i - 1 for i in range(1, len(parents)))
+        is_tree[row] = branches
         starts_before[row] = start
 
 
@@ -76,6 +78,6 @@ def _shape(parents: list[int], length: int) -> tuple[list[int], list[int]]:
     for node in range(1, length):
         parent = parents[node] if parents else node - 1
         own = 1 << node if node < 64 else 0
-        bits.append(bits[parent] | own)
-        depths.append(depths[parent] + 1)
+        bits.append(own if parent < 0 else bits[parent] | own)
+        depths.append(0 if parent < 0 else depths[parent] + 1)
     return [b - (1 << 64) if b >> 63 else b for b in bits], depths

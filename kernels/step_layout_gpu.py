@@ -127,7 +127,8 @@ def _lay_out_kernel(
                 nodes = host_parents + begin
                 drafted = inside & (index > 0)
                 given = tl.load(nodes + index, mask=drafted, other=-1)
-                branches = tl.max((drafted & (given != index - 1)).to(tl.int32), 0)
+                strays = drafted & (given >= 0) & (given != index - 1)
+                branches = tl.max(strays.to(tl.int32), 0)
                 if branches > 0:
                     bits, depth = _walk_up(nodes, given, index)
             ids = tl.load(host_tokens + begin + index, mask=inside, other=0)

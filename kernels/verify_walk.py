@@ -23,8 +23,8 @@ def verify_walk(
 
     In: targets int64[N], the target's token at each node, negative where its numbers are
     unusable; input_ids int64[T]; host_parents int32[T], read for a row's nodes after its first:
-    the parent's index within the row, below the node's own; cu_q, node_cu int32[R + 1] offsets of
-    the rows' tokens and nodes. A row's nodes are its last tokens: none (a prefill chunk), one (the
+    the parent's index within the row, below the node's own, or -1 for padding, which nothing
+    accepts; cu_q, node_cu int32[R + 1] offsets of the rows' tokens and nodes. A row's nodes are its last tokens: none (a prefill chunk), one (the
     last chunk) or all (verify), at most W. slots int32[R], no slot twice; starts int32[R], the
     rows' starts as `lay_out` resolved them.
 

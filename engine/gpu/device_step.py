@@ -14,6 +14,7 @@ from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
 from ..kv_pool import KVPool
 from ..models import GpuModel
+from ..speculative.device_drafter import DeviceDrafter, DraftRows, Verdict
 from .staging import StagingViews
 from .state import DeviceState
 
@@ -34,11 +35,28 @@ class StepShape(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A forward pass's answer: the batch, its logits [N, V] and the targets int64[N]."""
+    """A forward pass's answer: the batch, its logits [N, V] and the targets int64[N].
+
+    ``path`` int32[R, width]: the rows' nodes at which the emitted tokens were decided, -1 beyond.
+    """
 
     batch: ForwardBatch
     logits: torch.Tensor
     targets: torch.Tensor
+    path: torch.Tensor
+
+
+class StepOutput(NamedTuple):
+    """A step's output, one int32 block: by row, and ``tokens`` int32[R, width].
+
+    ``proposed`` and ``depths`` int32[R] are those of the drafter on the device, None where none
+    drafted.
+    """
+
+    accept_lens: torch.Tensor
+    tokens: torch.Tensor
+    proposed: torch.Tensor | None
+    depths: torch.Tensor | None
 
 
 Chooser = Callable[[torch.Tensor, ForwardBatch], torch.Tensor]
@@ -47,11 +65,35 @@ Chooser = Callable[[torch.Tensor, ForwardBatch], torch.Tensor]
 class DeviceStep:
     """Runs steps of one model on its KV pool and slot state; every call can be captured."""
 
-    def __init__(self, model: GpuModel, kv: KVPool, state: DeviceState) -> None:
+    def __init__(
+        self,
+        model: GpuModel,
+        kv: KVPool,
+        state: DeviceState,
+        drafter: DeviceDrafter | None = None,
+    ) -> None:
         self._model = model
         self._kv = kv
+        self.drafter = drafter
         self._pdl = launches_dependents(kv.data.device)
         self.state = state
+
+    def new_output(self, rows: int, width: int) -> torch.Tensor:
+        """int32[N]: room for the output of a step of this shape (see ``split_output``)."""
+        fields = 3 if self.drafts(width) else 1
+        device = self.state.seq_lens.device
+        return torch.empty(rows * (fields + width), dtype=torch.int32, device=device)
+
+    def split_output(self, out: torch.Tensor, rows: int, width: int) -> StepOutput:
+        """Views of a step's output."""
+        if not self.drafts(width):
+            return StepOutput(out[:rows], out[rows:].view(rows, width), None, None)
+        lens, proposed, depths = out[: 3 * rows].view(3, rows).unbind()
+        return StepOutput(lens, out[3 * rows :].view(rows, width), proposed, depths)
+
+    def drafts(self, width: int) -> bool:
+        """Whether the drafter has a part in steps of this width."""
+        return self.drafter is not None and width > 1
 
     def run(
         self,
@@ -60,11 +102,13 @@ class DeviceStep:
         out: torch.Tensor,
         choose: Chooser | None = None,
     ) -> Choice:
-        """D, F and A. ``out`` int32[R * (1 + width)]: accept lengths, then emitted tokens by row.
+        """D, F and A, into ``out`` (see ``new_output``).
 
         ``choose`` makes int64[N] targets from logits [N, V] where argmax and noise are not enough.
         """
         self.state.apply(staging)
+        output = self.split_output(out, len(staging.slots), shape.width)
+        self._propose(staging, output)
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
         hidden = self._model.forward(batch, self._kv)
@@ -72,13 +116,30 @@ class DeviceStep:
             hidden = hidden.index_select(0, batch.logits_index)
         logits = self._model.raw_logits(hidden)
         targets = self._choose(logits, batch, shape) if choose is None else choose(logits, batch)
-        self._accept(staging, shape, batch, targets, starts, out)
-        return Choice(batch, logits, targets)
+        path = self._accept(staging, shape, batch, targets, starts, output)
+        return Choice(batch, logits, targets, path)
+
+    def _propose(self, staging: StagingViews, output: StepOutput) -> None:
+        """Segment D of a drafter on the device: the drafts that the host left open."""
+        if self.drafter is None or output.proposed is None or output.depths is None:
+            return
+        self.drafter.propose(
+            DraftRows(
+                staging.slots,
+                staging.cu_q,
+                staging.caps,
+                self.state.seq_lens,
+                staging.tokens,
+                staging.parents,
+                output.proposed,
+                output.depths,
+            )
+        )
 
     def _lay_out(
         self, staging: StagingViews, shape: StepShape, starts: torch.Tensor
     ) -> ForwardBatch:
-        """Segment D of a host drafter: tokens, positions and KV slots from the slots' state."""
+        """Segment D of every step: tokens, positions and KV slots from the slots' state."""
         state, rows, tokens = self.state, len(staging.slots), len(staging.tokens)
         device = staging.slots.device
 
@@ -150,11 +211,13 @@ class DeviceStep:
         batch: ForwardBatch,
         targets: torch.Tensor,
         starts: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """Segment A: walk the trees, move accepted KV together and the slots' state on."""
-        state, rows = self.state, len(staging.slots)
-        lens, tokens = out[:rows], out[rows:].view(rows, shape.width)
+        output: StepOutput,
+    ) -> torch.Tensor:
+        """Segment A: walk the trees, move accepted KV together and the slots' state on.
+
+        Returns the accepted nodes, int32[R, width].
+        """
+        state, lens, tokens = self.state, output.accept_lens, output.tokens
         index = torch.empty_like(tokens)
         verify_walk(
             targets,
@@ -176,3 +239,6 @@ class DeviceStep:
                 self._kv.data, staging.slots, starts, state.page_table, self._kv.page_size, lens,
                 index,
             )  # fmt: skip
+        if self.drafter is not None:
+            self.drafter.align(Verdict(staging.slots, lens, tokens, index, state.seq_lens))
+        return index

@@ -84,7 +84,7 @@ class StepGraphs:
         block = torch.empty(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
         self._pad(block, staging)
         views = split_device(block, staging)
-        out = torch.zeros(tier.rows * (1 + tier.width), dtype=torch.int32, device=self._device)
+        out = self._step.new_output(tier.rows, tier.width)
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):

@@ -22,7 +22,7 @@ class StagingViews(NamedTuple):
     """The block's fields, int32 each, on the device.
 
     ``cu_q`` and ``node_cu`` [R + 1] are prefix sums of the rows' query tokens and of those whose
-    logits count. ``tokens`` and ``parents`` [T]: what the host knows of the query tokens (a
+    logits count. ``caps`` [R]: drafts of a row that a drafter on the device fills in. ``tokens`` and ``parents`` [T]: what the host knows of the query tokens (a
     verify row's first is on the device), ``node_index`` [T]: flat tokens of the nodes, the last
     one repeated. ``counts`` [2]: updates and entries in use. Row fields beyond the step's rows name
     the spare slot and have no tokens.
@@ -31,6 +31,7 @@ class StagingViews(NamedTuple):
     slots: torch.Tensor
     kinds: torch.Tensor
     starts: torch.Tensor
+    caps: torch.Tensor
     cu_q: torch.Tensor
     node_cu: torch.Tensor
     tokens: torch.Tensor
@@ -51,6 +52,7 @@ class StagingArrays(NamedTuple):
     slots: I32
     kinds: I32
     starts: I32
+    caps: I32
     cu_q: I32
     node_cu: I32
     tokens: I32
@@ -69,7 +71,7 @@ def field_lengths(shape: StagingShape) -> tuple[int, ...]:
     """Elements of each field, in order."""
     rows, tokens, updates, entries = shape
     return (
-        rows, rows, rows, rows + 1, rows + 1, tokens, tokens, tokens,
+        rows, rows, rows, rows, rows + 1, rows + 1, tokens, tokens, tokens,
         updates, updates, updates, entries, entries, entries, 2,
     )  # fmt: skip
 

@@ -2,11 +2,12 @@
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ...engine_core.ids import I32
+from ...engine_core.ids import I32, i32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ..forward_batch import ForwardBatch, RowGroup
 from ..sampling.choose import choose_targets
@@ -39,6 +40,15 @@ class Launched:
     logprobs: tuple[RowLogprobs, ...]
     replayed: bool
     wait_ns: int
+
+
+class Answer(NamedTuple):
+    """A result's arrays: int32[R] and [R, width], and int32 bytes of R rows."""
+
+    lens: I32
+    grid: I32
+    proposed: bytes
+    depths: bytes
 
 
 class GpuStepRunner:
@@ -77,6 +87,8 @@ class GpuStepRunner:
         packed = self._packer.pack(plan, drafts)
         for init in plan.inits:
             self._step.state.enter(init)
+            if self._step.drafter is not None:
+                self._step.drafter.enter(init)
         features = self._features(packed)
         began = new_mark(self._device)
         self.steps += 1
@@ -104,26 +116,38 @@ class GpuStepRunner:
             self.gap_ns += int(self._last_done.elapsed_time(launched.began) * 1e6)
         self._last_done = launched.done
         packed, rows = launched.packed, launched.packed.rows
-        lens = launched.out[:rows]
-        grid = launched.out[launched.rows :].reshape(launched.rows, launched.width)[:rows]
+        answer = self._answer(launched)
+        lens, grid = answer.lens, answer.grid
         emitted = grid[np.arange(launched.width) < lens[:, None]]
         errors: tuple[RowError, ...] = ()
         if (lens == 0).any():
             bad = np.flatnonzero((lens == 0) & (np.diff(packed.node_cu) > 0)).tolist()
             errors = tuple(RowError(row, _BAD_LOGITS) for row in bad)
-        drafts = launched.drafts
         return StepResult(
             step=launched.plan.step,
             accept_lens=lens.tobytes(),
             tokens=emitted.tobytes(),
-            proposed=bytes(4 * rows) if drafts is None else drafts.counts,
-            depths=packed.depths.tobytes(),
+            proposed=answer.proposed,
+            depths=answer.depths,
             logprobs=launched.logprobs,
             errors=errors,
             busy_ns=int(launched.began.elapsed_time(launched.done) * 1e6),
             batch_tokens=packed.tokens,
             wait_ns=launched.wait_ns,
         )
+
+    def _answer(self, launched: Launched) -> Answer:
+        packed, rows, drafts = launched.packed, launched.packed.rows, launched.drafts
+        out = self._step.split_output(
+            torch.from_numpy(launched.out), launched.rows, launched.width
+        )
+        proposed = bytes(4 * rows) if drafts is None else drafts.counts
+        depths = packed.depths
+        if out.proposed is not None and out.depths is not None:
+            proposed = (i32(proposed) + out.proposed[:rows].numpy()).tobytes()
+            depths = depths + out.depths[:rows].numpy()
+        lens, grid = out.accept_lens[:rows].numpy(), out.tokens[:rows].numpy()
+        return Answer(lens, grid, proposed, depths.tobytes())
 
     def seconds_of(self, tokens: int, turns: int) -> float:
         """T(tokens): the fastest of some decode-only steps of that many query tokens.
@@ -165,6 +189,8 @@ class GpuStepRunner:
     def reset(self) -> None:
         """Forget every slot; only while idle."""
         self._step.state.reset()
+        if self._step.drafter is not None:
+            self._step.drafter.reset()
 
     @torch.inference_mode()
     def _timed_replay(self, tier: Tier) -> float:
@@ -182,7 +208,7 @@ class GpuStepRunner:
         block = torch.zeros(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
         views = split_device(block, staging)
         views.slots.fill_(self._step.state.spare_slot)
-        out = torch.empty(tier.rows * (1 + tier.width), dtype=torch.int32, device=self._device)
+        out = self._step.new_output(tier.rows, tier.width)
         torch.cuda.synchronize(self._device)
         began = time.perf_counter()
         self._step.run(views, decode_shape(tier), out)
@@ -237,7 +263,7 @@ class GpuStepRunner:
             packed.branches or width > 1,
             bool(features & int(Feature.SAMPLED)),
         )
-        out = torch.empty(packed.rows * (1 + width), dtype=torch.int32, device=self._device)
+        out = self._step.new_output(packed.rows, width)
         choose = self._chooser(packed) if features & EDITS else None
         choice = self._step.run(split_device(block, staging), shape, out, choose)
         logprobs: tuple[RowLogprobs, ...] = ()
@@ -273,8 +299,8 @@ class GpuStepRunner:
     ) -> tuple[RowLogprobs, ...]:
         """Penalty counts and log-probabilities, which need the emitted tokens on the host."""
         state, rows = self._step.state, packed.rows
-        host = out.cpu().numpy()
-        lens, grid = host[:rows], host[rows:].reshape(rows, width)
+        output = self._step.split_output(out.cpu(), rows, width)
+        lens, grid = output.accept_lens.numpy(), output.tokens.numpy()
         emitted = grid[np.arange(width) < lens[:, None]]
         penalized = (state.sampling.features[packed.slots] & int(Feature.PENALTIES)) != 0
         row_of = np.repeat(np.arange(rows), lens)
@@ -291,27 +317,7 @@ class GpuStepRunner:
             packed.slots,
             packed.node_cu,
             accept_cu,
-            self._accept_idx(packed, lens, grid),
+            choice.path.cpu().numpy()[np.arange(width) < lens[:, None]],
             emitted,
             state.sampling,
         )
-
-    def _accept_idx(self, packed: Packed, lens: I32, grid: I32) -> I32:
-        """int32[A]: row-local node at which each emitted token was decided."""
-        found: list[int] = []
-        for row in np.flatnonzero(lens).tolist():
-            end = int(packed.cu_q[row + 1])
-            begin = end - int(packed.node_cu[row + 1] - packed.node_cu[row])
-            node = 0
-            for token in grid[row, : lens[row]].tolist():
-                found.append(node)
-                node = next(
-                    (
-                        i
-                        for i in range(node + 1, end - begin)
-                        if packed.parents[begin + i] == node
-                        and packed.token_ids[begin + i] == token
-                    ),
-                    0,
-                )
-        return np.array(found, dtype=np.int32)

@@ -13,6 +13,7 @@ from ...engine_core.plan import HostDrafts, StepPlan, StepResult
 from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..kv_pool import KVPool
 from ..models import GpuModel
+from ..speculative.device_drafter import DrafterContext, load_device_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
@@ -48,6 +49,7 @@ class GpuWorker:
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device)
         self._model = model
         self._step = DeviceStep(model, kv, state)
+        self._max_tokens = max_pages * kv.page_size
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._runner = self._make_runner(1)
         self._held: deque[StepPlan] = deque()
@@ -60,7 +62,13 @@ class GpuWorker:
         return self._info
 
     def prepare(self, config: CoreConfig) -> None:
-        """Capture the graphs of every decode-only step that the core may plan."""
+        """Make the device's drafter and capture every decode-only step that the core may plan."""
+        if config.drafter is not None and config.drafter.on_device:
+            context = DrafterContext(
+                config.engine, self._step.state.spare_slot + 1, self._max_tokens, self._device
+            )
+            self._step.drafter = load_device_drafter(config.drafter, context)
+            self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)
         self.set_verify_width(config.draft_width)
         self._runner.capture()
 

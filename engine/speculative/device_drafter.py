@@ -1,0 +1,87 @@
+"""What a step on the device asks of a drafter that runs there, inside the step's CUDA graph."""
+
+from importlib import import_module
+from typing import NamedTuple, Protocol, cast
+
+import torch
+
+from ...engine_core.config import EngineConfig
+from ...engine_core.drafter_spec import DrafterSpec
+from ...engine_core.plan import SlotInit
+
+
+class DrafterContext(NamedTuple):
+    """What a drafter is made for: ``slots`` slots (the spare one too) of up to ``length`` tokens."""
+
+    config: EngineConfig
+    slots: int
+    length: int
+    device: torch.device
+
+
+class DraftRows(NamedTuple):
+    """R rows that segment D gives to the drafter, which fills their drafts.
+
+    ``slots`` int32[R]; ``cu_q`` int32[R + 1] offsets of the rows' T query tokens; ``caps``
+    int32[R]: nodes to draft behind the row's first token, 0 for rows that are not the drafter's.
+    ``seq_lens`` int32[S]: the slots' state before the step.
+
+    To be written: ``tokens`` and ``parents`` int32[T] at those nodes (parents within the row, below
+    their child; -1 and token 0 for padding, which is never accepted; padding comes last), and for
+    all rows ``proposed`` and ``depths`` int32[R]: nodes that are no padding, and their depth.
+    """
+
+    slots: torch.Tensor
+    cu_q: torch.Tensor
+    caps: torch.Tensor
+    seq_lens: torch.Tensor
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    proposed: torch.Tensor
+    depths: torch.Tensor
+
+
+class Verdict(NamedTuple):
+    """What segment A decided of R rows, prefill chunks among them.
+
+    ``accept_lens`` int32[R] emitted tokens; ``tokens`` int32[R, W], them; ``path`` int32[R, W], the
+    rows' nodes at which they were decided; both -1 beyond. ``seq_lens`` int32[S]: the slots' state
+    after the step, the place of the newest token.
+    """
+
+    slots: torch.Tensor
+    accept_lens: torch.Tensor
+    tokens: torch.Tensor
+    path: torch.Tensor
+    seq_lens: torch.Tensor
+
+
+class DeviceDrafter(Protocol):
+    """A drafter with state by slot, on the device. No method waits for the device.
+
+    ``propose`` and ``align`` only enqueue work of a size that the shapes of their arguments fix:
+    they are captured once a graph and replayed.
+    """
+
+    def enter(self, init: SlotInit) -> None:
+        """A request enters a slot; called before its first step is enqueued."""
+
+    def propose(self, rows: DraftRows) -> None:
+        """Segment D: draft for the rows that have a cap. Not called for steps without any."""
+
+    def align(self, verdict: Verdict) -> None:
+        """Segment A: bring the slots' state to what every step accepted."""
+
+    def reset(self) -> None:
+        """Forget every slot."""
+
+
+class _Make(Protocol):
+    def __call__(self, context: DrafterContext) -> DeviceDrafter: ...
+
+
+def load_device_drafter(spec: DrafterSpec, context: DrafterContext) -> DeviceDrafter:
+    """Import what the spec names for the device, and make it."""
+    module, _, attribute = spec.on_device.partition(":")
+    make = cast(_Make, getattr(import_module(module), attribute))
+    return make(context)

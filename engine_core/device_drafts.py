@@ -1,0 +1,42 @@
+"""Follows the steps for a drafter on the device: who enters, what was drafted, what held."""
+
+from typing import final
+
+import numpy as np
+
+from .device_lengths import DeviceLengths
+from .ids import I32, RowKind, i32, u8
+from .plan import HostDrafts, StepPlan, StepResult
+
+
+@final
+class DeviceDrafts:
+    """Tells the lengths of a drafter on the device what they learn from.
+
+    ``alone``: no host drafter beside it, whose controller would watch the step times.
+    """
+
+    def __init__(self, lengths: DeviceLengths, alone: bool) -> None:
+        self._lengths = lengths
+        self._alone = alone
+        self._bound: I32 = np.zeros(0, dtype=np.int32)  # caps of the newest late-bound step
+
+    def plan_made(self, plan: StepPlan) -> None:
+        """Take note of the requests that enter a slot."""
+        for init in plan.inits:
+            self._lengths.start(init.slot)
+
+    def bound(self, drafts: HostDrafts) -> None:
+        """Take note of what a late-bound step, the only one in flight, leaves to the device."""
+        self._bound = i32(drafts.device_caps)
+
+    def committed(self, plan: StepPlan, result: StepResult) -> None:
+        """Learn from a result that was checked against its plan."""
+        if self._alone:
+            self._lengths.observe(result)
+        if not plan.late_bound:
+            verifies = u8(plan.kinds) == RowKind.VERIFY
+            caps = np.where(verifies, i32(plan.q_caps) - 1, 0).astype(np.int32)
+            self._lengths.learn(i32(plan.slots), caps, i32(result.accept_lens))
+        elif len(self._bound):
+            self._lengths.learn(i32(plan.slots), self._bound, i32(result.accept_lens))
