@@ -9,9 +9,12 @@ import numpy.typing as npt
 from outrider.engine_core.config import CoreConfig, EngineConfig, resolve_config
 from outrider.engine_core.controller import LengthController
 from outrider.engine_core.core import EngineCore
+from outrider.engine_core.device_lengths import DeviceLengths
 from outrider.engine_core.host_drafter import HostProposal
 from outrider.engine_core.ids import i32
+from outrider.engine_core.late_drafts import DraftPolicy
 from outrider.engine_core.messages import FinishReason, GenerateRequest, RequestOutput
+from outrider.engine_core.mixed_lengths import MixedLengths
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.engine_core.step_times import StepTimes
@@ -146,24 +149,27 @@ def make_config(worker: FakeWorker, **flags: object) -> CoreConfig:
 def make_core(
     worker: FakeWorker, *, right_of_8: int = 5, policy: str = "fixed", **flags: object
 ) -> EngineCore:
-    """A checked core; ``speculative_algorithm="NGRAM"`` gets the oracle drafter."""
+    """A checked core; NGRAM on the host gets the oracle drafter."""
     config = make_config(worker, **flags)
-    drafter, controller = None, None
+    drafter: OracleDrafter | None = None
+    controller: DraftPolicy | None = None
+    lengths: DeviceLengths | None = None
     if config.drafter is not None:
-        drafter = OracleDrafter(worker, config.draft_width, right_of_8)
         times = StepTimes([1, 512], [1e-3, 1.1e-3])
-        controller = LengthController(
-            times,
-            worker.info().max_slots,
-            config.draft_width - 1,
-            policy,  # type: ignore[arg-type]
-        )
+        sizes = (times, worker.info().max_slots, config.draft_width - 1, policy)
+        if config.drafter.on_device:
+            lengths = DeviceLengths(*sizes)  # type: ignore[arg-type]
+        if config.drafter.host:
+            drafter = OracleDrafter(worker, config.draft_width, right_of_8)
+            host = LengthController(*sizes)  # type: ignore[arg-type]
+            controller = host if lengths is None else MixedLengths(host, lengths)
     return EngineCore(
         config,
         worker,
         host_drafter=drafter,
         tail=LetterTail(),
         controller=controller,
+        device_lengths=lengths,
         check=True,
     )
 

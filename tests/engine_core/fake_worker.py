@@ -80,7 +80,9 @@ class FakeWorker:
         step_seconds: float = 0.0,
         fail_at_step: int | None = None,
         row_error: Callable[[SlotInit, int], bool] | None = None,
+        device_drafter: "Callable[[Slot, int], list[int]] | None" = None,
     ) -> None:
+        """``device_drafter``: a chain of at most so many tokens for a slot, inside the step."""
         self._info = WorkerInfo(
             vocab_size=vocab_size,
             context_length=context_length,
@@ -97,6 +99,7 @@ class FakeWorker:
         self.step_seconds = step_seconds
         self.fail_at_step = fail_at_step
         self.row_error = row_error
+        self.device_drafter = device_drafter
         self.slots: dict[int, Slot] = {}
         kv = (num_pages + 1) * page_size
         self.kv_tokens = np.full(kv, GARBAGE, dtype=np.int64)
@@ -188,6 +191,13 @@ class FakeWorker:
             raise WorkerFailed(f"injected at step {plan.step}")
         self._enter(plan)
         rows = Rows(plan, drafts)
+        caps = rows.device_caps(plan, drafts)
+        if self.device_drafter is not None:
+            chains = [
+                self.device_drafter(self.slots[slot], cap) if cap else []
+                for slot, cap in zip(rows.slots, caps, strict=True)
+            ]
+            rows.fill(chains)
         self.max_rows = max(self.max_rows, len(rows.slots))
         self.mixed_steps += len(set(rows.kinds)) > 1
         assert len(set(rows.slots)) == len(rows.slots), "a slot has two rows"
@@ -215,7 +225,7 @@ class FakeWorker:
             errors=tuple(errors),
             busy_ns=time.perf_counter_ns() - began,
             batch_tokens=sum(
-                rows.q_caps[r] if k != RowKind.VERIFY else 1 + rows.counts[r]
+                rows.q_caps[r] if k != RowKind.VERIFY else 1 + max(caps[r], rows.counts[r])
                 for r, k in enumerate(rows.kinds)
             ),
         )
@@ -337,6 +347,27 @@ class Rows:
             self._parents = i32(drafts.parents).tolist()
         assert len(self._tokens) == len(self._parents) == sum(self.counts)
         assert len(self.counts) == len(self.slots)
+
+    def device_caps(self, plan: StepPlan, drafts: HostDrafts | None) -> list[int]:
+        """Room for the device's drafts in each row."""
+        if drafts is None:
+            verifies = [kind == RowKind.VERIFY for kind in self.kinds]
+            return [(q - 1) * v for q, v in zip(self.q_caps, verifies, strict=True)]
+        assert plan.late_bound
+        caps: list[int] = i32(drafts.device_caps).tolist() or [0] * len(self.slots)
+        for cap, count, q_cap in zip(caps, self.counts, self.q_caps, strict=True):
+            assert cap == 0 or (count == 0 and cap < q_cap)
+        return caps
+
+    def fill(self, chains: list[list[int]]) -> None:
+        """Give rows without drafts the device's chains."""
+        drafts = [self.draft(row) for row in range(len(self.slots))]
+        for row, chain in enumerate(chains):
+            if chain:
+                drafts[row] = (chain, list(range(len(chain))))
+        self.counts = [len(tokens) for tokens, _ in drafts]
+        self._tokens = [token for tokens, _ in drafts for token in tokens]
+        self._parents = [parent for _, parents in drafts for parent in parents]
 
     def draft(self, row: int) -> tuple[list[int], list[int]]:
         """Tokens and row-local parents of a row's tree."""

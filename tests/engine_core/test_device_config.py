@@ -2,9 +2,10 @@
 
 import pytest
 
-from outrider.engine_core.config import EngineConfig, refuse_config
+from outrider.engine_core.config import EngineConfig, refuse_config, resolve_config
 from outrider.engine_core.device_config import Placement, place
 from outrider.engine_core.refusal import Refused
+from outrider.engine_core.worker import WorkerInfo
 
 
 def config(**fields: object) -> EngineConfig:
@@ -30,6 +31,22 @@ def test_placement(fields: dict[str, object], has_cuda: bool, expected: Placemen
 NGRAM = {"speculative_algorithm": "NGRAM"}
 
 
+@pytest.mark.parametrize("source", ["cpu", "gpu", "both"])
+def test_a_cuda_device_takes_every_ngram_source(source: str) -> None:
+    given = config(speculative_ngram_source=source, **NGRAM)
+    assert isinstance(place(given, True, "bfloat16"), Placement)
+    info = WorkerInfo(
+        vocab_size=9, context_length=64, num_pages=9, page_size=16, max_slots=2, eos_ids=(0,),
+        weight_bytes=1, kv_bytes_per_token=8, num_threads=1, device="cuda", dtype="bfloat16",
+    )  # fmt: skip
+    resolved = resolve_config(given, info)
+    assert not isinstance(resolved, Refused)
+    assert resolved.drafter is not None
+    assert resolved.drafter.name == "NGRAM"
+    assert resolved.drafter.host == (source != "gpu")
+    assert bool(resolved.drafter.on_device) == (source != "cpu")
+
+
 @pytest.mark.parametrize(
     ("fields", "has_cuda", "field", "words"),
     [
@@ -39,7 +56,7 @@ NGRAM = {"speculative_algorithm": "NGRAM"}
         ({"cuda_graph_max_bs": 4}, False, "cuda_graph_max_bs", "no CUDA graphs"),
         ({"disable_cuda_graph": True}, False, "disable_cuda_graph", "no CUDA graphs"),
         ({"speculative_ngram_source": "gpu", **NGRAM}, False, "ngram_source", "needs a CUDA"),
-        ({"speculative_ngram_source": "both", **NGRAM}, True, "ngram_source", "not built yet"),
+        ({"speculative_ngram_source": "both", **NGRAM}, False, "ngram_source", "needs a CUDA"),
         ({"simulate_accept_length": 2.0, **NGRAM}, True, "simulate_accept_length", "not built yet"),
     ],
 )
@@ -70,6 +87,15 @@ def test_an_unknown_checkpoint_type_needs_a_dtype() -> None:
         ({"simulate_accept_length": float("nan"), **NGRAM}, "simulate_accept_length"),
         ({"simulate_accept_length": 12.5, **NGRAM}, "simulate_accept_length"),
         ({"speculative_ngram_source": "gpu"}, "speculative_ngram_source"),
+        *(
+            ({"speculative_ngram_source": "gpu", field: value, **NGRAM}, field)
+            for field, value in (
+                ("speculative_ngram_max_bfs_breadth", 4),
+                ("speculative_ngram_match_type", "PROB"),
+                ("speculative_ngram_capacity", 1000),
+                ("speculative_ngram_external_sam_budget", 2),
+            )
+        ),
         ({"cuda_graph_max_bs": 0}, "cuda_graph_max_bs"),
         ({"cuda_graph_max_bs": 4, "disable_cuda_graph": True}, "cuda_graph_max_bs"),
         ({"mem_fraction_static": 1.0}, "mem_fraction_static"),

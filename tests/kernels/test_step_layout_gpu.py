@@ -120,6 +120,29 @@ def test_long_chunks_between_verify_rows(module: ModuleType, device: str, length
 
 
 @BOTH
+@pytest.mark.parametrize(
+    ("parents", "twin"),
+    [([-1] * 4, [0, 1, 2, 3]), ([0, 1, -1, -1], [0, 1, 2, 3]), ([0, 0, -1, 1], None)],
+    ids=["all", "tail", "tree"],
+)
+def test_padded_drafts(
+    module: ModuleType, device: str, parents: list[int], twin: list[int] | None
+) -> None:
+    """Padding goes on as a chain; beside branches it sees itself alone."""
+    slots = random_slots(random.Random(1), 2, 30, 4)
+    rows = [Row(1, VERIFY, [5, 6, 0, 0], parents), Row(0, VERIFY, [], [])]
+    got = lay_out(module, device, rows, slots, (1, 3))
+    if twin is None:
+        start = slots.seq_lens[1]
+        assert got["tree_bits"][:5] == [1, 3, 5, 8, 19]
+        assert got["positions"][:5] == [start + depth for depth in (0, 1, 1, 0, 2)]
+        assert got["is_tree"] == [1, 0]
+    else:
+        rows[0].parents = twin
+        assert got == plain_layout(rows, slots)
+
+
+@BOTH
 def test_a_step_of_padding_alone(module: ModuleType, device: str) -> None:
     slots = random_slots(random.Random(0), 2, 80, 1)
     assert not any(lay_out(module, device, [], slots, (4, 33)).values())

@@ -152,6 +152,16 @@ def test_corners(module: ModuleType, device: str) -> None:
 
 
 @BOTH
+def test_padded_drafts_are_never_accepted(module: ModuleType, device: str) -> None:
+    """Tokens that equal every target, in rows of padding and behind a chain."""
+    slots = random_slots(random.Random(3), 2, 90, 1)
+    rows = [Row(0, VERIFY, [0] * 5, [-1] * 5), Row(1, VERIFY, [0] * 5, [0, 1, -1, -1, -1])]
+    paths, state = accept(module, device, rows, slots, [[0] * 6, [0] * 6])
+    assert paths == [([0], [0]), ([0, 1, 2], [0, 0, 0])]
+    assert [state["seq_lens"][s] - slots.seq_lens[s] for s in (0, 1)] == [1, 3]
+
+
+@BOTH
 def test_a_step_of_padding_alone(module: ModuleType, device: str) -> None:
     slots = random_slots(random.Random(0), 2, 80, 1)
     before = {name: list(getattr(slots, name)) for name in STATE}

@@ -1,0 +1,227 @@
+"""N-gram drafts from the device through whole engines: nothing but the number of steps changes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.gpu.worker import GpuWorker
+from outrider.engine.models.gpu_decoder import GpuDecoder
+from outrider.engine.speculative.suffix_drafter import SuffixDrafter
+from outrider.engine.weights import Checkpoint
+from outrider.engine_core import admission
+from outrider.engine_core.assembly import Assembly
+from outrider.engine_core.ids import i32
+from outrider.engine_core.messages import GenerateRequest
+from outrider.engine_core.model_config import ModelConfig, load_model_config
+from outrider.engine_core.sampling_params import SamplingParams
+
+from ..cores import drive, request, tokens_of
+from ..tiny import bigram_config, write_checkpoint
+from .device_cores import CONTEXT, KvModel, device_core
+from .gpu_driver import DEVICE
+
+VOCAB = 7
+Tokens = dict[str, list[int]]
+
+
+def flags(source: str | None, **others: object) -> dict[str, Any]:
+    fields: dict[str, Any] = {"disable_cuda_graph": True, **others}
+    if source is not None:
+        fields |= {
+            "speculative_algorithm": "NGRAM",
+            "speculative_num_draft_tokens": 6,
+            "speculative_ngram_source": source,
+        }
+    return fields
+
+
+def requests() -> list[GenerateRequest]:
+    """Greedy ones of several lengths; the last runs into the context's end."""
+    out = []
+    for i in range(5):
+        prompt = [(3 * j + i) % VOCAB for j in range(3 + 5 * i)]
+        params = SamplingParams(
+            temperature=0.0,
+            max_new_tokens=12 + i,
+            ignore_eos=i % 2 == 0,
+            stop_token_ids=(3,) if i == 3 else (),
+        )
+        out.append(request(f"r{i}", prompt, params))
+    full = SamplingParams(temperature=0.0, max_new_tokens=99, ignore_eos=True)
+    return [*out, request("full", [i % 5 for i in range(CONTEXT - 14)], full)]
+
+
+def run(source: str | None, messages: list[GenerateRequest], **others: object) -> Tokens:
+    with device_core(KvModel(VOCAB), bigram_config(VOCAB), **flags(source, **others)) as made:
+        outputs = drive(made[0].core, messages)
+        check_after(*made)
+    return {rid: tokens_of(some) for rid, some in outputs.items()}
+
+
+def check_after(assembly: Assembly, worker: GpuWorker) -> None:
+    """Every page is back, and the drafter's texts are the slots'."""
+    cache = assembly.core.scheduler.cache
+    assert cache.tree.locked_pages == 0
+    assert cache.available == cache.total
+    drafter, state = worker._step.drafter, worker._step.state
+    if drafter is not None:
+        assert isinstance(drafter, SuffixDrafter)
+        used = state.seq_lens[:-1].clamp(max=drafter.history.shape[1] - 1).long()
+        newest = drafter.history[torch.arange(len(used), device=DEVICE), used]
+        assert torch.equal(newest[used > 0], state.last_tokens[:-1][used > 0])
+
+
+@pytest.fixture(scope="module")
+def plain() -> Tokens:
+    return run(None, requests())
+
+
+@pytest.mark.parametrize("source", ["gpu", "both"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {},
+        {"disable_overlap_schedule": True},
+        {"page_size": 1, "chunked_prefill_size": 7},
+        {"page_size": 64, "max_running_requests": 1},
+        {"page_size": 16, "disable_radix_cache": True, "speculative_length_policy": "auto"},
+    ],
+    ids=lambda mode: ",".join(mode) or "default",
+)
+def test_every_mode_gives_the_tokens_of_plain_decoding(
+    plain: Tokens, source: str, mode: dict[str, object]
+) -> None:
+    assert run(source, requests(), **mode) == plain
+
+
+def test_plain_decoding_reaches_what_the_modes_compare(plain: Tokens) -> None:
+    assert len(plain["full"]) == 14
+    assert len(plain["r3"]) < 12
+    assert sum(map(len, plain.values())) > 50
+
+
+def test_seeded_requests_draw_the_same_tokens() -> None:
+    params = SamplingParams(temperature=0.5, seed=4, max_new_tokens=14, ignore_eos=True)
+    messages = [request("a", [1, 2, 3, 1, 2], params)]
+    assert run("gpu", messages) == run(None, messages)
+
+
+@pytest.mark.parametrize("source", ["gpu", "both"])
+def test_retracted_requests_draft_from_all_their_text(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
+    params = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+    messages = [request(f"r{i}", [i % VOCAB, 1, 2, 3, i % VOCAB], params) for i in range(4)]
+    wanted = run(None, messages)
+    with device_core(
+        KvModel(VOCAB), bigram_config(VOCAB), page_size=1, pool_tokens=60, **flags(source)
+    ) as (assembly, worker):
+        outputs = drive(assembly.core, messages)
+        counters = assembly.core.scheduler.counters
+        assert counters.retractions > 0
+        assert counters.spec_accepted_tokens > 0
+        check_after(assembly, worker)
+    assert {rid: tokens_of(some) for rid, some in outputs.items()} == wanted
+
+
+@pytest.mark.parametrize("source", ["gpu", "both"])
+def test_aborts_leave_the_others_alone(plain: Tokens, source: str) -> None:
+    with device_core(KvModel(VOCAB), bigram_config(VOCAB), **flags(source)) as (assembly, worker):
+        core = assembly.core
+        got: Tokens = {}
+        for message in requests():
+            assert core.submit(message) is None
+        for step in range(400):
+            if step in (3, 6):
+                core.abort(f"r{step // 3}")
+            for output in core.step():
+                got.setdefault(output.rid, []).extend(i32(output.tokens).tolist())
+            if not core.has_work:
+                break
+        check_after(assembly, worker)
+    for rid, tokens in got.items():
+        assert tokens == plain[rid] if rid not in ("r1", "r2") else plain[rid][: len(tokens)]
+
+
+def test_drafts_are_counted_without_padding(plain: Tokens) -> None:
+    """Looping text is accepted in full; a row without a match proposes nothing and says so."""
+    with device_core(KvModel(VOCAB), bigram_config(VOCAB), **flags("gpu")) as (assembly, worker):
+        params = SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True)
+        (outputs,) = drive(assembly.core, [request("a", [4], params)]).values()
+        stats = outputs[-1].stats
+        assert stats is not None
+        assert stats.plain_ct > 0
+        assert stats.spec_off_reason == "no match"
+        assert stats.verify_tokens / stats.verify_ct > 2
+        assert stats.correct_drafts <= stats.proposed_drafts <= 5 * stats.verify_ct
+        steps = assembly.core.scheduler.counters.steps
+        assert steps < 40
+        assert worker.counts.decode_steps == steps - 1
+    assert assembly.core.stats(0).wait_for_drafts == 0.0
+
+
+def test_logprobs_and_penalties_beside_device_drafts() -> None:
+    """Those run after the graph, along the path that the device walked."""
+    edits = {"repetition_penalty": 1.2, "logit_bias": {3: 1.5}, "min_new_tokens": 6}
+    given: list[dict[str, Any]] = [{"logprobs": 2}, edits, {**edits, "logprobs": 1, "seed": 3}]
+    messages = [
+        request(f"r{i}", [1, 2, 3, 1, 2, 3, 1], SamplingParams(
+            temperature=0.0 if i < 2 else 0.8, max_new_tokens=14, **fields
+        ))
+        for i, fields in enumerate(given)
+    ]  # fmt: skip
+    results = []
+    for source in (None, "gpu"):
+        with device_core(KvModel(VOCAB), bigram_config(VOCAB), **flags(source)) as made:
+            outputs = drive(made[0].core, messages)
+        results.append(
+            {
+                rid: (tokens_of(some), [(e.token, e.value) for o in some for e in o.logprobs])
+                for rid, some in outputs.items()
+            }
+        )
+    assert results[0] == results[1]
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelConfig]:
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", 12, layers=1)
+    return folder, load_model_config(folder)
+
+
+def real(
+    decoder: tuple[Path, ModelConfig], source: str | None, count: int, **others: object
+) -> Iterator[tuple[Tokens, GpuWorker]]:
+    folder, config = decoder
+    model = GpuDecoder(Checkpoint(folder), config, torch.float32, DEVICE)
+    params = [
+        SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True),
+        SamplingParams(temperature=0.8, seed=5, max_new_tokens=count, ignore_eos=True),
+    ]
+    messages = [request(f"r{i}", [1, 5, 2, 1, 5, 2, 1 + i], params[i % 2]) for i in range(2)]
+    with device_core(model, config, **flags(source, **others)) as (assembly, worker):
+        outputs = drive(assembly.core, messages)
+        yield {rid: tokens_of(some) for rid, some in outputs.items()}, worker
+
+
+def test_a_transformer_drafts_on_the_device(decoder: tuple[Path, ModelConfig]) -> None:
+    ((wanted, _),) = real(decoder, None, 10)
+    ((got, _),) = real(decoder, "gpu", 10)
+    assert got == wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("source", ["gpu", "both"])
+def test_drafting_steps_replay_their_graphs(
+    decoder: tuple[Path, ModelConfig], source: str
+) -> None:
+    assert DEVICE.type == "cuda"
+    ((wanted, _),) = real(decoder, None, 100)
+    ((got, worker),) = real(decoder, source, 100, disable_cuda_graph=False)
+    assert got == wanted
+    counts = worker.counts
+    assert counts.replays == counts.decode_steps > 0

@@ -1,0 +1,231 @@
+"""Drafts from the device through the core: tokens, pages, counters, reasons, lengths, replay."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.engine_core import admission
+from outrider.engine_core.assembly import Assembly, assemble
+from outrider.engine_core.controller import DRAFTS, NO_ROOM, NOT_PROFITABLE, OFF_BY_REQUEST
+from outrider.engine_core.device_lengths import PROBE_EVERY, DeviceLengths
+from outrider.engine_core.ids import i32
+from outrider.engine_core.replay import replay_core
+from outrider.engine_core.step_times import StepTimes
+from outrider.engine_core.trace import (
+    TRACE_VERSION,
+    TraceFile,
+    TraceHeader,
+    TraceReader,
+    TraceWriter,
+)
+from outrider.engine_core.worker import Worker
+
+from .core_fixtures import (
+    assert_all_pages_back,
+    expected,
+    make_config,
+    make_core,
+    request,
+    run_all,
+)
+from .fake_worker import FakeWorker, Slot, choose, extend_hash
+
+SOURCES = ("gpu", "both")
+
+
+def flags(source: str, **others: object) -> dict[str, Any]:
+    return {
+        "speculative_algorithm": "NGRAM",
+        "speculative_num_draft_tokens": 6,
+        "speculative_ngram_source": source,
+        **others,
+    }
+
+
+def oracle(vocab: int = 50) -> Callable[[Slot, int], list[int]]:
+    """Right most of the time, now and then wrong at some depth, short of its cap or empty."""
+
+    def draft(slot: Slot, cap: int) -> list[int]:
+        turn, prefix, chain = len(slot.tokens), slot.hashes[-1], list[int]()
+        for depth in range((0, 1, cap, cap, cap)[turn % 5]):
+            made = turn + depth - slot.prompt_len
+            right = choose(prefix, vocab, slot.init.params, slot.init.seed, made)
+            chain.append((right + (turn % 3 == 1 and depth == 2)) % vocab)
+            prefix = extend_hash(prefix, chain[-1])
+        return chain
+
+    return draft
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("policy", ["fixed", "auto"])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("pages", "page_size"), [(1024, 1), (64, 16)])
+def test_requests_get_their_own_continuation(
+    source: str, policy: str, overlap: bool, pages: int, page_size: int
+) -> None:
+    worker = FakeWorker(num_pages=pages, page_size=page_size, device_drafter=oracle())
+    core = make_core(
+        worker,
+        right_of_8=2,
+        policy=policy,
+        disable_overlap_schedule=not overlap,
+        chunked_prefill_size=16,
+        **flags(source),
+    )
+    messages = [
+        request(f"r{i}", range(1, 5 + 4 * i), 20 + i, ignore_eos=i % 2 == 0) for i in range(12)
+    ]
+    for message in messages:
+        assert core.submit(message) is None
+    got = run_all(core)
+    counters = core.scheduler.counters
+    for message in messages:
+        tokens, finish = expected(message, 256, 50)
+        client = got[message.rid]
+        assert client.tokens == tokens
+        assert client.finish is not None
+        assert client.finish.kind == finish
+    assert_all_pages_back(core)
+    assert worker.mixed_steps > 0
+    assert counters.spec_accepted_tokens > 50
+    assert counters.spec_draft_tokens > counters.spec_accepted_tokens
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_retracted_come_back(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
+    worker = FakeWorker(num_pages=60, page_size=1, max_slots=16, device_drafter=oracle())
+    core = make_core(worker, right_of_8=2, **flags(source))
+    messages = [request(f"r{i}", range(1 + i, 9 + i), 30, ignore_eos=True) for i in range(6)]
+    for message in messages:
+        assert core.submit(message) is None
+    got = run_all(core)
+    for message in messages:
+        assert got[message.rid].tokens == expected(message, 256, 50)[0]
+    assert core.scheduler.counters.retractions > 0
+    assert core.scheduler.counters.shrunk_steps > 0
+    assert_all_pages_back(core)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_aborts_free_everything(source: str) -> None:
+    worker = FakeWorker(num_pages=200, page_size=4, device_drafter=oracle())
+    core = make_core(worker, **flags(source))
+    for i in range(10):
+        assert core.submit(request(f"r{i}", range(1, 9), 40)) is None
+    for step in range(30):
+        core.step()
+        if step % 3 == 0:
+            core.abort(f"r{step // 3}")
+    run_all(core)
+    assert_all_pages_back(core)
+
+
+def test_steps_wait_for_the_host_only_where_it_drafts() -> None:
+    worker = FakeWorker(device_drafter=oracle())
+    core = make_core(worker, **flags("gpu"))
+    assert core.submit(request("a", range(1, 9), 20, ignore_eos=True)) is None
+    seen, upload = [], worker.upload_drafts
+    worker.upload_drafts = lambda drafts: (seen.append(drafts), upload(drafts))  # type: ignore
+    run_all(core)
+    assert not seen
+    core = make_core(worker, right_of_8=0, **flags("both"))
+    assert core.submit(request("b", range(1, 9), 20, ignore_eos=True)) is None
+    run_all(core)
+    assert seen
+    caps, counts = (np.concatenate([i32(getattr(d, name)) for d in seen])
+                    for name in ("device_caps", "counts"))  # fmt: skip
+    assert not (caps[counts > 0]).any()
+
+
+def test_a_row_without_a_match_says_so() -> None:
+    worker = FakeWorker(device_drafter=lambda slot, cap: [])
+    core = make_core(worker, **flags("gpu"))
+    assert core.submit(request("a", range(1, 9), 20, ignore_eos=True)) is None
+    assert core.submit(request("b", range(1, 9), 20, ignore_eos=True, speculative=False)) is None
+    got = run_all(core)
+    reasons = {rid: got[rid].last.stats.spec_off_reason for rid in "ab"}  # type: ignore
+    assert reasons == {"a": "no match", "b": "request switched it off"}
+    assert core.scheduler.counters.spec_drafts == 0
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_trace_of_device_drafts_replays(source: str, tmp_path: Path) -> None:
+    worker = FakeWorker(num_pages=96, page_size=1, device_drafter=oracle())
+    config = make_config(worker, page_size=1, **flags(source, speculative_length_policy="auto"))
+    header = TraceHeader(TRACE_VERSION, config, "fake", ((1, 1e-3), (64, 1.2e-3)))
+
+    def build(header: TraceHeader, worker: Worker, writer: TraceWriter) -> Assembly:
+        sizes, seconds = zip(*header.step_times, strict=True)
+        return assemble(header.config, worker, StepTimes(sizes, seconds), None, writer)
+
+    with contextlib.closing(TraceFile(tmp_path / "trace", header)) as file:
+        made = build(header, worker, TraceWriter(file.write))
+        for i in range(5):
+            assert made.submit(request(f"r{i}", [i, 1, 2, 1, 2], 25, ignore_eos=True)) is None
+        run_all(made.core)
+        assert made.core.scheduler.counters.spec_accepted_tokens > 10
+    report = replay_core(TraceReader(tmp_path / "trace"), build)
+    assert report.differences == ()
+    assert report.steps > 10
+
+
+def lengths(slope: float, policy: str = "auto") -> DeviceLengths:
+    """T grows by ``slope`` of a plain step a token."""
+    times = StepTimes([1, 101], [1e-3, 1e-3 * (1 + 100 * slope)])
+    return DeviceLengths(times, 4, 7, policy)  # type: ignore[arg-type]
+
+
+SLOTS = np.arange(3, dtype=np.int32)
+ROOM = np.array([7, 3, -1], dtype=np.int32)
+
+
+def test_fixed_lengths_draft_in_full() -> None:
+    plan = lengths(10.0, "fixed").plan(SLOTS, ROOM, 3)
+    assert not plan.late_bound
+    assert plan.caps.tolist() == [7, 3, 0]
+    assert plan.reasons.tolist() == [DRAFTS, DRAFTS, OFF_BY_REQUEST]
+    nothing = lengths(0.0).plan(SLOTS, np.zeros(3, dtype=np.int32), 3)
+    assert nothing.reasons.tolist() == [NO_ROOM] * 3
+
+
+def test_lengths_follow_what_held() -> None:
+    """Where verify is cheap all is drafted, where drafts fail nothing, but for a probe."""
+    cheap = lengths(1e-4)
+    for slot in SLOTS.tolist():
+        cheap.start(slot)
+    full = np.full(3, 7, dtype=np.int32)
+    for _ in range(60):
+        plan = cheap.plan(SLOTS, full, 3)
+        cheap.learn(SLOTS, plan.caps, np.minimum(plan.caps + 1, [8, 8, 1]).astype(np.int32))
+    assert plan.caps[0] == plan.caps[1] == 7
+    assert plan.caps[2] < 7
+    assert plan.gain > 2
+    dear = lengths(0.4)
+    for slot in SLOTS.tolist():
+        dear.start(slot)
+    drafted = 0
+    for _ in range(10 * PROBE_EVERY):
+        plan = dear.plan(SLOTS, full, 3)
+        assert (plan.caps > 0).any() == (plan.reasons != NOT_PROFITABLE).any()
+        drafted += bool(plan.caps.any())
+        dear.learn(SLOTS, plan.caps, np.ones(3, dtype=np.int32))
+    assert 8 <= drafted <= 25
+    for _ in range(40 * PROBE_EVERY):  # the text turns into what the drafter knows
+        plan = dear.plan(SLOTS, full, 3)
+        dear.learn(SLOTS, plan.caps, plan.caps + 1)
+    assert plan.caps.tolist() == [7, 7, 7]
+
+
+def test_partial_caps_teach_no_failure() -> None:
+    short = lengths(1e-4)
+    short.start(0)
+    one, cap = SLOTS[:1], np.array([2], dtype=np.int32)
+    for _ in range(50):
+        short.learn(one, cap, cap + 1)
+    assert short.plan(one, np.array([7], dtype=np.int32), 1).caps.tolist() == [7]
