@@ -1,4 +1,4 @@
-"""The bookkeeping kernels of a step on an NVIDIA GPU: layout, page updates, walk, KV move.
+"""The bookkeeping kernels of a step on an NVIDIA GPU: layout, page updates, walk, KV move, match.
 
     python benchmarks/bench_step_gpu.py > h200-step-kernels.json
 
@@ -19,6 +19,7 @@ from outrider.engine.bench.rates import copy_rate
 from outrider.kernels.kv_move_gpu import move_accepted
 from outrider.kernels.page_updates_gpu import apply_page_updates
 from outrider.kernels.step_layout_gpu import lay_out
+from outrider.kernels.suffix_match_gpu import append_tokens, suffix_match
 from outrider.kernels.verify_walk_gpu import verify_walk
 
 LAYERS, KV_HEADS, HEAD_DIM, PAGE_SIZE, CONTEXT, NODES = 36, 8, 128, 16, 512, 16
@@ -125,6 +126,33 @@ class Step:
         )
 
 
+class Match:
+    """A match in full texts int32[R, L], 15 drafts a row."""
+
+    def __init__(self, text: torch.Tensor) -> None:
+        rows, length = text.shape
+        self.text = text
+        self.slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
+        self.seq_lens = torch.full_like(self.slots, length - 1)
+        self.caps = torch.full_like(self.slots, NODES - 1)
+        self.counts = torch.full_like(self.slots, 5)
+        self.cu_q = torch.arange(0, rows * NODES + 1, NODES, dtype=torch.int32, device=DEVICE)
+        self.tokens, self.parents = (
+            torch.zeros(rows, NODES, dtype=torch.int32, device=DEVICE) for _ in range(2)
+        )
+        self.proposed, self.depths = self.slots.clone(), self.slots.clone()
+
+    def propose(self) -> None:
+        suffix_match(
+            self.text, self.slots, self.seq_lens, self.cu_q, self.caps, 1, 17,
+            tokens=self.tokens.view(-1), parents=self.parents.view(-1), proposed=self.proposed,
+            depths=self.depths,
+        )  # fmt: skip
+
+    def append(self) -> None:
+        append_tokens(self.text, self.slots, self.seq_lens, self.counts, self.tokens)
+
+
 def measure() -> list[Row]:
     out: list[Row] = []
     bandwidth = copy_rate(torch.device("cuda"))
@@ -133,6 +161,13 @@ def measure() -> list[Row]:
         floor = moved / bandwidth * 1e6 if moved else None
         out.append(Row(kernel=kernel, rows=rows, us=graph_us(call, 20, 50), floor_us=floor))
 
+    for rows in (1, 8, 64):
+        for length in (512, 2048, 40960):
+            moved = 4 * rows * length
+            for name, vocab in (("random text", 1000), ("text of few tokens", 4)):
+                text = torch.randint(vocab, (rows, length), dtype=torch.int32, device=DEVICE)
+                add(f"suffix match, {name}, {length}", rows, Match(text).propose, moved)
+        add("append 5 tokens", rows, Match(text).append)
     chunk = Step(2, 8192, 0, CHAIN * 512)
     add("layout, 2 chunks of 8192", 2, chunk.lay_out)
     for rows in (1, 8, 64, 256):

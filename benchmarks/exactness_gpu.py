@@ -1,10 +1,10 @@
 """Speculation on a GPU must not change greedy output (docs/architecture.md, "Exactness").
 
-float32 (O1): plain and NGRAM at batch 1, 8 and 32, overlap on and off, against plain at batch 1;
-a difference counts as a tie if the float64 gap of the two tokens' logits is below 1e-4. bfloat16
-(O2): the largest gap between plain at batch 1 and plain at batch 32 bounds the gap of every first
-divergence of NGRAM from plain at batch 1. The first 64 tokens of 20 prompts on the GPU in
-float32 are those of the CPU. Steps replay CUDA graphs; the share is reported.
+float32 (O1): plain and NGRAM of every source at batch 1, 8 and 32, overlap on and off, against
+plain at batch 1; a difference counts as a tie if the float64 gap of the two tokens' logits is below
+1e-4. bfloat16 (O2): the largest gap between plain at batch 1 and plain at batch 32 bounds the gap
+of every first divergence of NGRAM from plain at batch 1. The first 64 tokens of 20 prompts on the
+GPU in float32 are those of the CPU.
 
     python benchmarks/exactness_gpu.py --json benchmarks/results/h200-exact.json
 """
@@ -33,19 +33,23 @@ from exactness import (
 from outrider.engine_core.config import EngineConfig
 
 Outputs = dict[str, list[int]]
+Source = Literal["cpu", "gpu", "both"]
+SOURCES: tuple[Source | None, ...] = (None, "cpu", "gpu", "both")  # None: plain decoding
 CASES = tuple(
-    (algorithm, batch, overlap)
-    for algorithm in (None, "NGRAM")
+    (source, batch, overlap)
+    for source in SOURCES
     for batch, overlap in ((1, 1), (1, 0), (8, 1), (32, 1), (32, 0))
 )
 
 
 def gpu_config(
-    algorithm: str | None, batch: int, overlap: int, dtype: Literal["float32", "bfloat16"]
+    source: Source | None, batch: int, overlap: int, dtype: Literal["float32", "bfloat16"]
 ) -> EngineConfig:
     row = {"batch": batch, "overlap": overlap, "page_size": 16, "chunk": 512}
-    config = config_of(row, algorithm)
-    return msgspec.structs.replace(config, device="cuda", dtype=dtype)
+    config = config_of(row, None if source is None else "NGRAM")
+    return msgspec.structs.replace(
+        config, device="cuda", dtype=dtype, speculative_ngram_source=source or "cpu"
+    )
 
 
 def compare(
@@ -54,13 +58,14 @@ def compare(
     """Every case against the first: records, the reference, and the differences by case."""
     reference: Outputs = {}
     records, all_found = [], []
-    for algorithm, batch, overlap in CASES:
-        outputs, figures = run_config(gpu_config(algorithm, batch, overlap, dtype), prompts)
+    for source, batch, overlap in CASES:
+        outputs, figures = run_config(gpu_config(source, batch, overlap, dtype), prompts)
         reference = reference or outputs
         found = divergences(prompts, reference, outputs, gap)
         all_found.append(found)
         record: dict[str, object] = {
-            "algorithm": algorithm or "NONE",
+            "algorithm": "NONE" if source is None else "NGRAM",
+            "source": source,
             "batch": batch,
             "overlap": overlap,
             "tokens": sum(map(len, outputs.values())),

@@ -25,7 +25,8 @@ class DeviceLengths:
     """Lengths of chains of up to ``width`` nodes; "fixed" drafts in full wherever it may.
 
     ``plan`` comes before each step, ``start`` once a slot has a new request, ``observe`` and
-    ``learn`` with every result in order. Estimates are by depth, over all requests, with a factor for each.
+    ``learn`` with every result in order. Estimates are by depth, over all requests, with a factor
+    for each.
     """
 
     def __init__(

@@ -24,9 +24,9 @@ def verify_walk(
     In: targets int64[N], the target's token at each node, negative where its numbers are
     unusable; input_ids int64[T]; host_parents int32[T], read for a row's nodes after its first:
     the parent's index within the row, below the node's own, or -1 for padding, which nothing
-    accepts; cu_q, node_cu int32[R + 1] offsets of the rows' tokens and nodes. A row's nodes are its last tokens: none (a prefill chunk), one (the
-    last chunk) or all (verify), at most W. slots int32[R], no slot twice; starts int32[R], the
-    rows' starts as `lay_out` resolved them.
+    accepts; cu_q, node_cu int32[R + 1] offsets of the rows' tokens and nodes. A row's nodes are
+    its last tokens: none (a prefill chunk), one (the last chunk) or all (verify), at most W. slots
+    int32[R], no slot twice; starts int32[R], the rows' starts as `lay_out` resolved them.
 
     From the first node on, the lowest child whose token equals the target's token at the node is
     accepted; the row emits the targets along this path. A row whose path meets a negative target

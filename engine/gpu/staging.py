@@ -22,10 +22,11 @@ class StagingViews(NamedTuple):
     """The block's fields, int32 each, on the device.
 
     ``cu_q`` and ``node_cu`` [R + 1] are prefix sums of the rows' query tokens and of those whose
-    logits count. ``caps`` [R]: drafts of a row that a drafter on the device fills in. ``tokens`` and ``parents`` [T]: what the host knows of the query tokens (a
-    verify row's first is on the device), ``node_index`` [T]: flat tokens of the nodes, the last
-    one repeated. ``counts`` [2]: updates and entries in use. Row fields beyond the step's rows name
-    the spare slot and have no tokens.
+    logits count. ``caps`` [R]: drafts of a row that a drafter on the device fills in. ``tokens``
+    and ``parents`` [T]: what the host knows of the query tokens (a verify row's first is on the
+    device), ``node_index`` [T]: flat tokens of the nodes, the last one repeated. ``counts`` [2]:
+    updates and entries in use. Row fields beyond the step's rows name the spare slot and have no
+    tokens.
     """
 
     slots: torch.Tensor

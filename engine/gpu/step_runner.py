@@ -115,8 +115,7 @@ class GpuStepRunner:
         if self._last_done is not None:
             self.gap_ns += int(self._last_done.elapsed_time(launched.began) * 1e6)
         self._last_done = launched.done
-        packed, rows = launched.packed, launched.packed.rows
-        answer = self._answer(launched)
+        packed, answer = launched.packed, self._answer(launched)
         lens, grid = answer.lens, answer.grid
         emitted = grid[np.arange(launched.width) < lens[:, None]]
         errors: tuple[RowError, ...] = ()
@@ -138,9 +137,7 @@ class GpuStepRunner:
 
     def _answer(self, launched: Launched) -> Answer:
         packed, rows, drafts = launched.packed, launched.packed.rows, launched.drafts
-        out = self._step.split_output(
-            torch.from_numpy(launched.out), launched.rows, launched.width
-        )
+        out = self._step.split_output(torch.from_numpy(launched.out), launched.rows, launched.width)
         proposed = bytes(4 * rows) if drafts is None else drafts.counts
         depths = packed.depths
         if out.proposed is not None and out.depths is not None:

@@ -11,7 +11,7 @@ from ...engine_core.plan import SlotInit
 
 
 class DrafterContext(NamedTuple):
-    """What a drafter is made for: ``slots`` slots (the spare one too) of up to ``length`` tokens."""
+    """What a drafter is made for: ``slots`` slots, the spare one too, of ``length`` tokens each."""
 
     config: EngineConfig
     slots: int

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.engine.gpu.packer import StepPacker
 from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.models.gpu_decoder import GpuDecoder
 from outrider.engine.speculative.suffix_drafter import SuffixDrafter
@@ -16,14 +17,16 @@ from outrider.engine_core.assembly import Assembly
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.model_config import ModelConfig, load_model_config
+from outrider.engine_core.plan import HostDrafts, StepPlan
 from outrider.engine_core.sampling_params import SamplingParams
 
 from ..cores import drive, request, tokens_of
+from ..driver import int32
 from ..tiny import bigram_config, write_checkpoint
 from .device_cores import CONTEXT, KvModel, device_core
 from .gpu_driver import DEVICE
 
-VOCAB = 7
+VOCAB = 7  # the model's texts repeat after about 20 tokens
 Tokens = dict[str, list[int]]
 
 
@@ -187,6 +190,51 @@ def test_logprobs_and_penalties_beside_device_drafts() -> None:
     assert results[0] == results[1]
 
 
+def drafts(counts: list[int], caps: list[int]) -> HostDrafts:
+    nodes = sum(counts)
+    return HostDrafts(7, int32(counts), int32([3] * nodes), int32([0] * nodes), int32(caps))
+
+
+def mixed_plan(late_bound: bool) -> StepPlan:
+    """Two verify rows of up to three tokens, one without drafts, and a chunk."""
+    return StepPlan(
+        7, late_bound, int32([4, 2, 0, 1]), bytes([2, 2, 2, 0]), int32([3, 3, 1, 2]),
+        int32([-1, -1, -1, 5]), int32([8, 9]), (), b"", b"", b"",
+    )  # fmt: skip
+
+
+def test_the_packer_leaves_room_for_device_drafts() -> None:
+    packer = StepPacker(8, 10, True)
+    packed = packer.pack(mixed_plan(False), None)
+    assert packed.caps.tolist() == [2, 2, 0, 0]
+    assert packed.q_lens.tolist() == [3, 3, 1, 2]
+    assert packed.parents.tolist() == [-1, -1, -1, -1, -1, -1, -1, -1, 0]
+    assert packed.depths.tolist() == [0] * 4
+    packed = packer.pack(mixed_plan(True), drafts([2, 0, 0, 0], [0, 1, 0, 0]))
+    assert packed.caps.tolist() == [0, 1, 0, 0]
+    assert packed.token_ids.tolist() == [0, 3, 3, 0, 0, 0, 8, 9]
+    assert packed.parents.tolist() == [-1, 0, 0, -1, -1, -1, -1, 0]
+    assert packed.depths.tolist() == [1, 0, 0, 0]
+    assert not packer.pack(mixed_plan(True), drafts([2, 0, 0, 0], [])).caps.any()
+
+
+@pytest.mark.parametrize(
+    ("on_device", "counts", "caps", "words"),
+    [
+        (False, [0, 0, 0, 0], [0, 1, 0, 0], "has no drafter"),
+        (True, [1, 0, 0, 0], [1, 0, 0, 0], "device_caps"),
+        (True, [0, 0, 0, 0], [1], "device_caps"),
+        (True, [0, 0, 0, 0], [0, 3, 0, 0], "row 1: 3 drafts"),
+        (True, [0, 0, 0, 0], [0, 0, 0, 1], "row 3: 1 drafts"),
+    ],
+)
+def test_broken_room_is_named(
+    on_device: bool, counts: list[int], caps: list[int], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        StepPacker(8, 10, on_device).pack(mixed_plan(True), drafts(counts, caps))
+
+
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelConfig]:
     folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", 12, layers=1)
@@ -216,9 +264,7 @@ def test_a_transformer_drafts_on_the_device(decoder: tuple[Path, ModelConfig]) -
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("source", ["gpu", "both"])
-def test_drafting_steps_replay_their_graphs(
-    decoder: tuple[Path, ModelConfig], source: str
-) -> None:
+def test_drafting_steps_replay_their_graphs(decoder: tuple[Path, ModelConfig], source: str) -> None:
     assert DEVICE.type == "cuda"
     ((wanted, _),) = real(decoder, None, 100)
     ((got, worker),) = real(decoder, source, 100, disable_cuda_graph=False)
