@@ -132,7 +132,7 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
     on_host = spec.host and not spec.fills
     if not on_host or spec.draft_kv is not DraftKV.NONE or spec.target_layers:
         return _refuse(
-            f"{origin} declares a drafter on the device; this version runs host drafters only "
+            f"{origin} declares a drafter on the device; a plug-in drafts on the host so far "
             "(host=True, no fills, draft_kv NONE, no target_layers)",
             501,
         )

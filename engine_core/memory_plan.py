@@ -29,7 +29,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
       after the last. T = chunk tokens + N, N = running requests * verify width.
     - ``graph_bytes``: the same with T = N = most requests of a CUDA graph * verify width; all
       graphs share one pool, which the largest one fills. 0 on a CPU and without graphs.
-    - ``state_bytes``: page table, slots, rotary table, and cuBLAS' workspace on CUDA.
+    - ``state_bytes``: page table, slots, requests' text for drafts on the device, rotary table, and
+      cuBLAS' workspace on CUDA.
     """
 
     model: str
@@ -253,4 +254,7 @@ def _state_bytes(config: EngineConfig, model: ModelConfig, context: int) -> int:
     slots = 2 * config.max_running_requests
     pages = -(-(context + _OVERRUN_TOKENS) // config.page_size)
     rotary = (model.context_length + _OVERRUN_TOKENS) * model.head_dim * 4
-    return slots * (4 * pages + _SLOT_BYTES) + rotary
+    text = 0  # of requests, for drafts on the device
+    if config.speculative_ngram_source != "cpu":
+        text = 4 * pages * config.page_size
+    return slots * (4 * pages + _SLOT_BYTES + text) + rotary

@@ -72,6 +72,10 @@ def test_qwen3_8b_by_hand() -> None:
     assert fits(QWEN, ON_CUDA, 139 * GIB, disable_cuda_graph=True).graph_bytes == 0
     small = fits(QWEN, ON_CUDA, 139 * GIB, speculative_algorithm="NGRAM", cuda_graph_max_bs=4)
     assert small.graph_bytes * 12 == plan.graph_bytes
+    fields: dict[str, object] = {"speculative_algorithm": "NGRAM"}
+    texts = fits(QWEN, ON_CUDA, 139 * GIB, speculative_ngram_source="both", **fields)
+    pages = -(-(40_960 + 130) // 16)
+    assert texts.state_bytes - plan.state_bytes == 96 * pages * 16 * 4
     filled = fits(QWEN, ON_CUDA, 139 * GIB, max_running_requests=4096)
     share = (filled.weight_bytes + filled.kv_bytes) / (139 * GIB)
     assert 0.9 - 16 * 147_456 / (139 * GIB) < share <= 0.9
