@@ -1,6 +1,6 @@
 """Making cores over a fake worker, and the continuation that every request must get."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,7 @@ from outrider.engine_core.refusal import Refused
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.engine_core.step_times import StepTimes
 
-from .fake_worker import FakeWorker, choose, extend_hash
+from .fake_worker import FakeWorker, Slot, choose, extend_hash
 
 
 class LetterTail:
@@ -113,6 +113,21 @@ class OracleDrafter:
             made += 1
             weight /= 2
         out.counts[row] = count
+
+
+def device_oracle(vocab: int = 50) -> Callable[[Slot, int], list[int]]:
+    """Right most of the time, now and then wrong at some depth, short of its cap or empty."""
+
+    def draft(slot: Slot, cap: int) -> list[int]:
+        turn, prefix, chain = len(slot.tokens), slot.hashes[-1], list[int]()
+        for depth in range((0, 1, cap, cap, cap)[turn % 5]):
+            made = turn + depth - slot.prompt_len
+            right = choose(prefix, vocab, slot.init.params, slot.init.seed, made)
+            chain.append((right + (turn % 3 == 1 and depth == 2)) % vocab)
+            prefix = extend_hash(prefix, chain[-1])
+        return chain
+
+    return draft
 
 
 @dataclass

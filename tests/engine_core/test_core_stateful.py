@@ -25,6 +25,7 @@ from ..stateful import run_until_reached
 from .core_fixtures import (
     Got,
     assert_all_pages_back,
+    device_oracle,
     expected,
     make_core,
     request,
@@ -45,7 +46,7 @@ class Shape:
     page_size: int
     num_tokens: int
     overlap: bool
-    speculation: bool
+    source: str | None
     policy: str = "fcfs"
     priority: bool = False
     radix: bool = True
@@ -56,7 +57,7 @@ shapes = st.builds(
     page_size=st.sampled_from([1, 4, 16]),
     num_tokens=st.sampled_from([96, 112, 160, 160, 224, 512]),
     overlap=st.booleans(),
-    speculation=st.booleans(),
+    source=st.sampled_from([None, "cpu", "cpu", "gpu", "both"]),
     policy=st.sampled_from(["fcfs", "lpm"]),
     priority=st.booleans(),
     radix=st.sampled_from([True, True, True, False]),
@@ -72,8 +73,15 @@ class CoreMachine(RuleBasedStateMachine):
             max_slots=slots,
             vocab_size=VOCAB,
             context_length=CONTEXT,
+            device_drafter=device_oracle(VOCAB),
         )
-        flags: dict[str, Any] = {"speculative_num_draft_tokens": 6} if shape.speculation else {}
+        flags: dict[str, Any] = {}
+        if shape.source is not None:
+            flags = {
+                "speculative_algorithm": "NGRAM",
+                "speculative_num_draft_tokens": 6,
+                "speculative_ngram_source": shape.source,
+            }
         self.core = make_core(
             self.worker,
             disable_overlap_schedule=not shape.overlap,
@@ -82,7 +90,6 @@ class CoreMachine(RuleBasedStateMachine):
             schedule_policy=shape.policy,
             enable_priority_scheduling=shape.priority,
             priority_preemption_threshold=2 if shape.priority else 10,
-            speculative_algorithm="NGRAM" if shape.speculation else None,
             **flags,
         )
         self.shape = shape
@@ -224,6 +231,8 @@ class CoreMachine(RuleBasedStateMachine):
         counters = self.core.scheduler.counters
         REACHED["partial acceptance"] += self.worker.partial_accepts
         REACHED["accepted draft"] += counters.spec_accepted_tokens
+        if self.shape.source is not None:
+            REACHED[f"drafts of {self.shape.source}"] += counters.spec_drafts
         REACHED["eviction"] += self.core.scheduler.cache.evicted_pages
         REACHED["mixed step"] += self.worker.mixed_steps
         REACHED["cache hit"] += counters.cached_tokens > 0
@@ -275,5 +284,7 @@ def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         "abort in flight",
         "chunked prefill",
         "dropped row",
+        "drafts of gpu",
+        "drafts of both",
     ]
     run_until_reached(CoreMachine, REACHED, rare, examples=25, steps=30)

@@ -1,7 +1,6 @@
 """Drafts from the device through the core: tokens, pages, counters, reasons, lengths, replay."""
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,14 @@ from outrider.engine_core.worker import Worker
 
 from .core_fixtures import (
     assert_all_pages_back,
+    device_oracle,
     expected,
     make_config,
     make_core,
     request,
     run_all,
 )
-from .fake_worker import FakeWorker, Slot, choose, extend_hash
+from .fake_worker import FakeWorker
 
 SOURCES = ("gpu", "both")
 
@@ -46,21 +46,6 @@ def flags(source: str, **others: object) -> dict[str, Any]:
     }
 
 
-def oracle(vocab: int = 50) -> Callable[[Slot, int], list[int]]:
-    """Right most of the time, now and then wrong at some depth, short of its cap or empty."""
-
-    def draft(slot: Slot, cap: int) -> list[int]:
-        turn, prefix, chain = len(slot.tokens), slot.hashes[-1], list[int]()
-        for depth in range((0, 1, cap, cap, cap)[turn % 5]):
-            made = turn + depth - slot.prompt_len
-            right = choose(prefix, vocab, slot.init.params, slot.init.seed, made)
-            chain.append((right + (turn % 3 == 1 and depth == 2)) % vocab)
-            prefix = extend_hash(prefix, chain[-1])
-        return chain
-
-    return draft
-
-
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("policy", ["fixed", "auto"])
 @pytest.mark.parametrize("overlap", [True, False])
@@ -68,7 +53,7 @@ def oracle(vocab: int = 50) -> Callable[[Slot, int], list[int]]:
 def test_requests_get_their_own_continuation(
     source: str, policy: str, overlap: bool, pages: int, page_size: int
 ) -> None:
-    worker = FakeWorker(num_pages=pages, page_size=page_size, device_drafter=oracle())
+    worker = FakeWorker(num_pages=pages, page_size=page_size, device_drafter=device_oracle())
     core = make_core(
         worker,
         right_of_8=2,
@@ -99,7 +84,7 @@ def test_requests_get_their_own_continuation(
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_retracted_come_back(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
-    worker = FakeWorker(num_pages=60, page_size=1, max_slots=16, device_drafter=oracle())
+    worker = FakeWorker(num_pages=60, page_size=1, max_slots=16, device_drafter=device_oracle())
     core = make_core(worker, right_of_8=2, **flags(source))
     messages = [request(f"r{i}", range(1 + i, 9 + i), 30, ignore_eos=True) for i in range(6)]
     for message in messages:
@@ -114,7 +99,7 @@ def test_the_retracted_come_back(source: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_aborts_free_everything(source: str) -> None:
-    worker = FakeWorker(num_pages=200, page_size=4, device_drafter=oracle())
+    worker = FakeWorker(num_pages=200, page_size=4, device_drafter=device_oracle())
     core = make_core(worker, **flags(source))
     for i in range(10):
         assert core.submit(request(f"r{i}", range(1, 9), 40)) is None
@@ -127,7 +112,7 @@ def test_aborts_free_everything(source: str) -> None:
 
 
 def test_steps_wait_for_the_host_only_where_it_drafts() -> None:
-    worker = FakeWorker(device_drafter=oracle())
+    worker = FakeWorker(device_drafter=device_oracle())
     core = make_core(worker, **flags("gpu"))
     assert core.submit(request("a", range(1, 9), 20, ignore_eos=True)) is None
     seen, upload = [], worker.upload_drafts
@@ -156,7 +141,7 @@ def test_a_row_without_a_match_says_so() -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_trace_of_device_drafts_replays(source: str, tmp_path: Path) -> None:
-    worker = FakeWorker(num_pages=96, page_size=1, device_drafter=oracle())
+    worker = FakeWorker(num_pages=96, page_size=1, device_drafter=device_oracle())
     config = make_config(worker, page_size=1, **flags(source, speculative_length_policy="auto"))
     header = TraceHeader(TRACE_VERSION, config, "fake", ((1, 1e-3), (64, 1.2e-3)))
 

@@ -117,7 +117,7 @@ def test_retracted_requests_draft_from_all_their_text(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
-    params = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_new_tokens=18, ignore_eos=True)
     messages = [request(f"r{i}", [i % VOCAB, 1, 2, 3, i % VOCAB], params) for i in range(4)]
     wanted = run(None, messages)
     with device_core(
@@ -257,8 +257,8 @@ def real(
 
 
 def test_a_transformer_drafts_on_the_device(decoder: tuple[Path, ModelConfig]) -> None:
-    ((wanted, _),) = real(decoder, None, 10)
-    ((got, _),) = real(decoder, "gpu", 10)
+    ((wanted, _),) = real(decoder, None, 8)
+    ((got, _),) = real(decoder, "gpu", 8)
     assert got == wanted
 
 
