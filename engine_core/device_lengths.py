@@ -41,6 +41,11 @@ class DeviceLengths:
         self._width = width
         self._policy = LengthPolicy(max_slots, max(1, width))
         self._chain = np.arange(max(1, width), dtype=np.int32)
+        shape = (max_slots, len(self._chain))
+        self._chains = np.ascontiguousarray(np.broadcast_to(self._chain, shape))
+        self._weights = np.ones(shape, dtype=np.float32)
+        self._counts = np.full(max_slots, width, dtype=np.int32)
+        self._contexts = np.full(max_slots, _CONTEXT, dtype=np.int32)
         self._without = 0  # steps that could have drafted, and did not, since one did
 
     def start(self, slot: int) -> None:
@@ -99,13 +104,12 @@ class DeviceLengths:
 
     def _offer(self, slots: I32) -> None:
         """Renew the slots' estimates."""
-        rows, shape = len(slots), (len(slots), len(self._chain))
-        chains = np.ascontiguousarray(np.broadcast_to(self._chain, shape))
+        rows = len(slots)
         self._policy.offer(
             slots,
-            np.full(rows, self._width, dtype=np.int32),
-            np.full(rows, _CONTEXT, dtype=np.int32),
-            chains,
-            chains,
-            np.ones(shape, dtype=np.float32),
+            self._counts[:rows],
+            self._contexts[:rows],
+            self._chains[:rows],
+            self._chains[:rows],
+            self._weights[:rows],
         )

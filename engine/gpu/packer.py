@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ...cython_ext.step_rows import resolve_rows
 from ...engine_core.ids import I32, RowKind, i32, u8
 from ...engine_core.plan import HostDrafts, StepPlan
+from .draft_room import draft_room
 from .staging import StagingArrays
 
 I64 = np.int64
@@ -48,8 +48,7 @@ class Packed(NamedTuple):
 class StepPacker:
     """Checks plans and lays their rows out; ``max_slots`` S, ``vocab_size`` V.
 
-    ``device_drafts``: a drafter on the device fills the verify rows of steps that are not
-    late-bound, and of others what their HostDrafts say.
+    ``device_drafts``: there is a drafter on the device (see ``draft_room``).
     """
 
     def __init__(self, max_slots: int, vocab_size: int, device_drafts: bool = False) -> None:
@@ -61,11 +60,8 @@ class StepPacker:
     def pack(self, plan: StepPlan, drafts: HostDrafts | None) -> Packed:
         """Lay the step out. Raises ValueError if the plan or the drafts break their contract."""
         slots, kinds, given = i32(plan.slots), u8(plan.kinds), i32(plan.tokens)
-        rows = len(slots)
-        q_caps, verifies = i32(plan.q_caps), kinds == RowKind.VERIFY
-        room = self._device_caps(plan, drafts, q_caps, verifies)
-        counts, tokens, tree = _with_room(drafts, room)
-        most = rows + len(given) + len(tokens)
+        rows, room = len(slots), draft_room(plan, drafts, self._device_drafts)
+        most = rows + len(given) + (0 if room.tokens is None else len(room.tokens))
         ids, index = np.empty(most, dtype=I64), np.empty(most, dtype=I64)
         parents = np.empty(most, dtype=np.int32)
         starts, q_lens, depths = (np.empty(rows, dtype=np.int32) for _ in range(3))
@@ -73,12 +69,12 @@ class StepPacker:
         total, nodes, branches = resolve_rows(
             slots,
             kinds,
-            q_caps,
+            i32(plan.q_caps),
             i32(plan.starts),
             given,
-            counts,
-            tokens,
-            tree,
+            room.counts,
+            room.tokens,
+            room.parents,
             self._no_state,
             self._no_state,
             self._vocab_size,
@@ -91,10 +87,11 @@ class StepPacker:
             depths,
         )
         np.cumsum(q_lens, out=cu_q[1:])
-        if room.any():
-            open_rows = room > 0
-            depths[open_rows] = 0
-            parents[:total][np.repeat(open_rows, q_lens)] = -1
+        if room.caps is not None:
+            of_device = room.caps > 0
+            depths[of_device] = 0
+            parents[:total][np.repeat(of_device, q_lens)] = -1
+        verifies = kinds == RowKind.VERIFY
         leading = int(verifies.sum())
         if not verifies[:leading].all():
             leading = -1
@@ -109,7 +106,7 @@ class StepPacker:
             slots=slots,
             kinds=kinds.astype(np.int32),
             starts=i32(plan.starts),
-            caps=room,
+            caps=np.zeros(rows, dtype=np.int32) if room.caps is None else room.caps,
             q_lens=q_lens,
             cu_q=cu_q,
             node_cu=node_cu,
@@ -118,42 +115,6 @@ class StepPacker:
             node_index=index[:nodes].astype(np.int32),
             depths=depths,
         )
-
-    def _device_caps(
-        self,
-        plan: StepPlan,
-        drafts: HostDrafts | None,
-        q_caps: I32,
-        verifies: npt.NDArray[np.bool_],
-    ) -> I32:
-        """int32[R]: nodes of each row that the device drafts."""
-        if drafts is not None and drafts.device_caps:
-            if not self._device_drafts:
-                raise ValueError("the drafts leave rows to the device, which has no drafter")
-            caps = i32(drafts.device_caps)
-            if len(caps) != len(q_caps) or (caps[i32(drafts.counts) > 0] != 0).any():
-                raise ValueError("device_caps: one a row, and 0 for rows that have drafts")
-            return caps
-        if self._device_drafts and not plan.late_bound:
-            return np.where(verifies, q_caps - 1, 0).astype(np.int32)
-        return np.zeros(len(q_caps), dtype=np.int32)
-
-
-def _with_room(drafts: HostDrafts | None, room: I32) -> tuple[I32, I32, I32]:
-    """The drafts' counts, tokens and parents, with nodes 0 for what the device fills in."""
-    if drafts is None:
-        nothing = np.zeros(int(room.sum()), dtype=np.int32)
-        return room, nothing, nothing
-    counts, tokens, parents = i32(drafts.counts), i32(drafts.tokens), i32(drafts.parents)
-    if not room.any():
-        return counts, tokens, parents
-    merged = counts + room
-    of_host = np.repeat(counts > 0, merged)
-    joined = np.zeros((2, len(of_host)), dtype=np.int32)
-    if int(of_host.sum()) != len(tokens):
-        raise ValueError(f"the rows take {of_host.sum()} drafts, {len(tokens)} were given")
-    joined[0, of_host], joined[1, of_host] = tokens, parents
-    return merged, joined[0], joined[1]
 
 
 def fill(staging: StagingArrays, packed: Packed, plan: StepPlan, spare_slot: int) -> None:
