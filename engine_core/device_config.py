@@ -59,12 +59,6 @@ def refuse_on(config: "EngineConfig", device: Device) -> Refused | None:
     if device == "cuda":
         if source != "cpu":
             return Refused("speculative_ngram_source", f"{source}: is not built yet; use cpu", 501)
-        if config.simulate_accept_length is not None:
-            return Refused(
-                "simulate_accept_length",
-                "is not built yet for CUDA; leave it out, or use --device cpu",
-                501,
-            )
         return None
     if config.dtype not in ("auto", "float32"):
         return Refused(

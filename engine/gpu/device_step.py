@@ -1,19 +1,21 @@
 """One step on the device: segments D, F and A over a staging block, without a look at the host."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from ...kernels.coupled_sample_gpu import coupled_sample
+from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
+from ...kernels.logit_edits_gpu import count_emitted, edit_logits
 from ...kernels.step_layout_gpu import lay_out
 from ...kernels.verify_walk_gpu import verify_walk
 from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
 from ..kv_pool import KVPool
 from ..models import GpuModel
+from ..speculative.simulate import SimulatedAcceptance
 from .staging import StagingViews
 from .state import DeviceState
 
@@ -23,7 +25,7 @@ class StepShape(NamedTuple):
 
     ``groups``: see ForwardBatch. ``nodes``: N; all T query tokens, or the first N of
     ``node_index``. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
-    token.
+    token. ``edits``: some rows have penalties, a bias or a minimum length.
     """
 
     width: int
@@ -31,39 +33,38 @@ class StepShape(NamedTuple):
     nodes: int
     moves: bool
     sampled: bool
+    edits: bool
 
 
 class Choice(NamedTuple):
-    """A forward pass's answer: the batch, its logits [N, V] and the targets int64[N]."""
+    """A forward pass's answer: the batch, its logits [N, V] (not edited), the targets int64[N]."""
 
     batch: ForwardBatch
     logits: torch.Tensor
     targets: torch.Tensor
 
 
-Chooser = Callable[[torch.Tensor, ForwardBatch], torch.Tensor]
-
-
 class DeviceStep:
-    """Runs steps of one model on its KV pool and slot state; every call can be captured."""
+    """Runs steps of one model on its KV pool and slot state; every call can be captured.
 
-    def __init__(self, model: GpuModel, kv: KVPool, state: DeviceState) -> None:
+    ``accept_length``: force this mean accept length (for timing alone).
+    """
+
+    def __init__(
+        self,
+        model: GpuModel,
+        kv: KVPool,
+        state: DeviceState,
+        accept_length: float | None = None,
+    ) -> None:
         self._model = model
         self._kv = kv
         self._pdl = launches_dependents(kv.data.device)
+        self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self.state = state
 
-    def run(
-        self,
-        staging: StagingViews,
-        shape: StepShape,
-        out: torch.Tensor,
-        choose: Chooser | None = None,
-    ) -> Choice:
-        """D, F and A. ``out`` int32[R * (1 + width)]: accept lengths, then emitted tokens by row.
-
-        ``choose`` makes int64[N] targets from logits [N, V] where argmax and noise are not enough.
-        """
+    def run(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> Choice:
+        """D, F and A. ``out`` int32[R * (1 + width)]: accept lengths, then the rows' tokens."""
         self.state.apply(staging)
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
@@ -71,7 +72,8 @@ class DeviceStep:
         if shape.nodes != len(staging.tokens):
             hidden = hidden.index_select(0, batch.logits_index)
         logits = self._model.raw_logits(hidden)
-        targets = self._choose(logits, batch, shape) if choose is None else choose(logits, batch)
+        edited = self._edit(logits, batch, staging, shape) if shape.edits else logits
+        targets = self._choose(edited, batch, shape)
         self._accept(staging, shape, batch, targets, starts, out)
         return Choice(batch, logits, targets)
 
@@ -120,6 +122,30 @@ class DeviceStep:
         )
         return batch
 
+    def _edit(
+        self, logits: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape
+    ) -> torch.Tensor:
+        """float32[N, V]: the logits with the rows' penalties, biases and minimum lengths."""
+        edits = self.state.edits
+        return edit_logits(
+            logits,
+            staging.cu_q,
+            staging.node_cu,
+            staging.slots,
+            batch.input_ids,
+            batch.positions,
+            batch.tree_bits,
+            self.state.out_counts,
+            edits.penalized,
+            edits.penalties,
+            edits.history,
+            edits.min_new_tokens,
+            edits.list_bounds,
+            edits.list_ids,
+            edits.list_values,
+            width=shape.width,
+        )
+
     def _choose(self, logits: torch.Tensor, batch: ForwardBatch, shape: StepShape) -> torch.Tensor:
         if not shape.sampled:
             return greedy_argmax(logits, pdl=self._pdl)
@@ -156,9 +182,12 @@ class DeviceStep:
         state, rows = self.state, len(staging.slots)
         lens, tokens = out[:rows], out[rows:].view(rows, shape.width)
         index = torch.empty_like(tokens)
+        drafts = batch.input_ids
+        if self._simulated is not None and shape.width > 1:
+            drafts = self._force(self._simulated, staging, batch, targets, starts)
         verify_walk(
             targets,
-            batch.input_ids,
+            drafts,
             staging.parents,
             staging.cu_q,
             staging.node_cu,
@@ -171,8 +200,36 @@ class DeviceStep:
             tokens=tokens,
             accept_idx=index,
         )
+        if shape.edits:
+            count_emitted(tokens, lens, staging.slots, state.edits.penalized, state.edits.history)
         if shape.moves:
             move_accepted(
                 self._kv.data, staging.slots, starts, state.page_table, self._kv.page_size, lens,
                 index,
             )  # fmt: skip
+
+    def _force(
+        self,
+        simulated: SimulatedAcceptance,
+        staging: StagingViews,
+        batch: ForwardBatch,
+        targets: torch.Tensor,
+        starts: torch.Tensor,
+    ) -> torch.Tensor:
+        """int64[T] drafts whose walk accepts the drawn lengths; ``targets`` change with them."""
+        drafts = torch.empty_like(batch.input_ids)
+        force_accept(
+            targets,
+            batch.input_ids,
+            batch.positions,
+            batch.tree_bits,
+            staging.parents,
+            staging.cu_q,
+            staging.node_cu,
+            staging.slots,
+            starts,
+            floor=simulated.floor,
+            threshold=simulated.threshold,
+            tokens=drafts,
+        )
+        return drafts

@@ -47,7 +47,7 @@ class GpuWorker:
         self._device = kv.data.device
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device)
         self._model = model
-        self._step = DeviceStep(model, kv, state)
+        self._step = DeviceStep(model, kv, state, config.simulate_accept_length)
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._runner = self._make_runner(1)
         self._held: deque[StepPlan] = deque()

@@ -21,6 +21,11 @@ def config(**fields: object) -> EngineConfig:
         ({"dtype": "float16", "mem_fraction_static": 0.3}, True, Placement("cuda", "float16", 0.3)),
         ({"dtype": "float32"}, False, Placement("cpu", "float32", 0.5)),
         ({"disable_cuda_graph": True}, True, Placement("cuda", "bfloat16", 0.9)),
+        (
+            {"simulate_accept_length": 2.0, "speculative_algorithm": "NGRAM"},
+            True,
+            Placement("cuda", "bfloat16", 0.9),
+        ),
     ],
 )
 def test_placement(fields: dict[str, object], has_cuda: bool, expected: Placement) -> None:
@@ -40,7 +45,6 @@ NGRAM = {"speculative_algorithm": "NGRAM"}
         ({"disable_cuda_graph": True}, False, "disable_cuda_graph", "no CUDA graphs"),
         ({"speculative_ngram_source": "gpu", **NGRAM}, False, "ngram_source", "needs a CUDA"),
         ({"speculative_ngram_source": "both", **NGRAM}, True, "ngram_source", "not built yet"),
-        ({"simulate_accept_length": 2.0, **NGRAM}, True, "simulate_accept_length", "not built yet"),
     ],
 )
 def test_what_a_device_refuses(
