@@ -65,7 +65,7 @@ def _force_kernel(
     node = tl.arange(0, _NODES)
     width = tl.load(node_cu + row + 1) - tl.load(node_cu + row)
     if width > 1:
-        targets += tl.load(node_cu + row)
+        wants = targets + tl.load(node_cu + row)
         first = tl.load(cu_q + row + 1) - width
         start = tl.load(starts + row)
         draw = (_mix(tl.load(slots + row), start) >> 40).to(tl.int64)
@@ -80,8 +80,8 @@ def _force_kernel(
         tl.store(tokens + first + node, draft, mask=drafted)
         # On one path no two nodes have the same parent.
         parent = tl.load(host_parents + first + node, mask=accepted, other=0)
-        wanted = tl.load(targets + parent, mask=accepted, other=-1)
-        tl.store(targets + parent, draft, mask=wanted >= 0)
+        wanted = tl.load(wants + parent, mask=accepted, other=-1)
+        tl.store(wants + parent, draft, mask=wanted >= 0)
 
 
 @triton.jit

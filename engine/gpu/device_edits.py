@@ -55,7 +55,7 @@ class DeviceEdits:
     def _penalize(self, init: SlotInit) -> None:
         slot, params, vocab = init.slot, init.params, self.history.shape[1]
         if not len(self.history):
-            self.history = torch.zeros(self._slots, vocab, dtype=torch.int32, device=self._device)
+            self.history = self._make_history(vocab)
             self.layout += 1
         counts = 2 * np.bincount(i32(init.output), minlength=vocab)
         counts[i32(init.prompt)] |= 1
@@ -75,6 +75,15 @@ class DeviceEdits:
             ),
         )
         self.penalized[slot] = True
+
+    def _make_history(self, vocab: int) -> torch.Tensor:
+        try:
+            return torch.zeros(self._slots, vocab, dtype=torch.int32, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError(
+                f"the counts of penalties take {4 * self._slots * vocab} bytes, which are not "
+                "free; lower --mem-fraction-static or --max-running-requests"
+            ) from error
 
     def _list(self, slot: int, bias: dict[int, float], ends: tuple[int, ...]) -> None:
         """Biases first, end tokens last, those that are both in the middle."""

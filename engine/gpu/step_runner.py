@@ -67,10 +67,11 @@ class GpuStepRunner:
         self._last_done: Mark | None = None
 
     def capture(self) -> None:
-        """Capture every plain tier; those with noise or edits follow when first needed."""
+        """Capture every tier without edits; requests that sample are the rule, edits are not."""
         if self._graphs is not None:
             with torch.inference_mode():
-                self._graphs.capture_all(self._tiers.all())
+                self._graphs.capture_all(self._tiers.all(sampled=False))
+                self._graphs.capture_all(self._tiers.all(sampled=True))
 
     def launch(self, plan: StepPlan, drafts: HostDrafts | None, wait_ns: int) -> Launched:
         """Enqueue a step. Raises ValueError if the plan or the drafts break their contract."""

@@ -68,14 +68,22 @@ def force(
     starts = layout["starts_before"] + [-5] * more_rows
     flat, ids = int64(targets, 3), int64(layout["input_ids"], -7)
     tokens = torch.full_like(ids, -9)
-    rest = (inputs.host_parents, inputs.cu_q, inputs.node_cu, inputs.slots)
+    parents, cu_q, node_cu, of_row = (
+        inputs.host_parents,
+        inputs.cu_q,
+        inputs.node_cu,
+        inputs.slots,
+    )
     start = torch.tensor(starts, dtype=torch.int32, device=device)
     module.force_accept(
         flat,
         ids,
         int64(layout["positions"], -7),
         int64(layout["tree_bits"], -7),
-        *rest,
+        parents,
+        cu_q,
+        node_cu,
+        of_row,
         start,
         floor=mean[0],
         threshold=mean[1],
@@ -86,9 +94,14 @@ def force(
     verify_walk.verify_walk(
         flat.cpu(),
         tokens.cpu(),
-        *(tensor.cpu() for tensor in rest),
+        parents.cpu(),
+        cu_q.cpu(),
+        node_cu.cpu(),
+        of_row.cpu(),
         start.cpu(),
-        *(state[name] for name in ("seq_lens", "last_tokens", "out_counts")),
+        state["seq_lens"],
+        state["last_tokens"],
+        state["out_counts"],
         **out,
     )
     emitted = [
