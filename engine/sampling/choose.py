@@ -1,13 +1,11 @@
-"""The target's token at every node: argmax for plain rows, processors and noise where asked."""
+"""The target's token at every node, on a CPU: argmax, processors and noise where asked."""
 
 import numpy as np
 import torch
 
 from ...engine_core.ids import I32, U8
 from ...kernels import greedy_argmax_cpu
-from ...kernels.coupled_sample import coupled_sample
-from ...kernels.coupled_sample_cpu import coupled_sample as coupled_sample_cpu
-from ...kernels.greedy_argmax import greedy_argmax
+from ...kernels.coupled_sample_cpu import coupled_sample
 from ..forward_batch import ForwardBatch
 from .features import EDITS, PROCESSED, Feature
 from .nodes import Nodes, place_nodes
@@ -18,8 +16,6 @@ from .slot_table import SlotTable
 
 def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
     """int64[N] argmax of float32[N, V], lowest id among equals; -1 for NaN or infinite rows."""
-    if logits.device.type != "cpu":
-        return greedy_argmax(logits)
     ids = torch.empty(logits.shape[0], dtype=torch.int64)
     greedy_argmax_cpu.greedy_argmax(logits.numpy(), ids.numpy())
     return ids
@@ -116,11 +112,9 @@ def _sample(
         table.seeds[slots],
         nodes.positions[sampled],
     )
-    if logits.device.type != "cpu":
-        return coupled_sample(logits, *columns)
     tokens = torch.empty(len(slots), dtype=torch.int64)
     temperatures, top_ks, top_ps, min_ps, seeds, positions = (c.numpy() for c in columns)
-    coupled_sample_cpu(
+    coupled_sample(
         logits.numpy(), temperatures, top_ks, top_ps, min_ps, seeds, positions, tokens.numpy()
     )
     return tokens

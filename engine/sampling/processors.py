@@ -1,5 +1,6 @@
-"""Logit processors at tree nodes. Each node sees its history and the drafts before it.
+"""Logit processors at tree nodes, on a CPU (``kernels/logit_edits_gpu`` has the GPU's).
 
+Each node sees its history and the drafts before it.
 The order is the one that vLLM and SGLang users expect: penalties, logit bias, minimum length,
 then (in ``kernels/coupled_sample``) temperature, top_k, top_p, min_p.
 """

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.engine.gpu.device_edits import DeviceEdits
 from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.kv_pool import KVPool
 from outrider.engine_core import admission
@@ -136,10 +135,10 @@ def test_without_edits_nothing_is_allocated_and_plain_rows_keep_their_bits() -> 
 
 
 def test_a_longer_list_than_fits_grows_the_lists_and_keeps_what_they_held() -> None:
-    edits = DeviceEdits(3, 4096, DEVICE)
     driver = gpu_bigram(torch.zeros(1200, 1200))
     edits = driver.device_state.edits
     driver.enter(0, [3], SamplingParams(temperature=0.0, logit_bias={7: 1.0, 9: 2.0}))
+    assert driver.verify({0: None})[0] == {0: [9]}
     layout, room = edits.layout, edits.list_ids.shape[1]
     bias = {token: float(token % 5) for token in range(1100)}
     assert driver.enter(1, [3], SamplingParams(temperature=0.0, logit_bias=bias)) == 4
