@@ -61,8 +61,9 @@ class GpuDriver(Driver):
         self.device_state = DeviceState(slots, self.pages, config.vocab_size, DEVICE)
         step = DeviceStep(model, self.kv, self.device_state, accept_length)
         captured = StepGraphs(step, DEVICE) if graphs and DEVICE.type == "cuda" else None
+        self.graphs, self.tiers = captured, Tiers(slots, 12)
         self.gpu_runner = GpuStepRunner(
-            step, StepPacker(slots, config.vocab_size), Tiers(slots, 12), captured, DEVICE
+            step, StepPacker(slots, config.vocab_size), self.tiers, captured, DEVICE
         )
         self.step = 0
         order = np.random.default_rng(1).permutation(slots * self.pages) + 1
