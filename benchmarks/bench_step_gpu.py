@@ -1,10 +1,11 @@
-"""The bookkeeping kernels of a step on an NVIDIA GPU: layout, page updates, walk, KV move, match.
+"""The small kernels of a step on an NVIDIA GPU: layout, page updates, edits, walk, KV move, match.
 
     python benchmarks/bench_step_gpu.py > h200-step-kernels.json
 
 A time is a graph of several calls, replayed, by events: the median replay over the number of
 calls. Rows verify 16 nodes, as chains and as trees, over a Qwen3-8B-shaped pool at context 512.
-These kernels move few bytes, save the KV move of trees, whose floor is given.
+These kernels move few bytes, save the KV move of trees and the edits of bfloat16 logits over a
+vocabulary of 151,936, whose floors are given.
 """
 
 import json
@@ -16,7 +17,9 @@ import torch
 from bench_fused_gpu import graph_us
 
 from outrider.engine.bench.rates import copy_rate
+from outrider.kernels.force_accept_gpu import force_accept
 from outrider.kernels.kv_move_gpu import move_accepted
+from outrider.kernels.logit_edits_gpu import count_emitted, edit_logits
 from outrider.kernels.page_updates_gpu import apply_page_updates
 from outrider.kernels.step_layout_gpu import lay_out
 from outrider.kernels.suffix_match_gpu import append_tokens, suffix_match
@@ -24,6 +27,7 @@ from outrider.kernels.verify_walk_gpu import verify_walk
 
 LAYERS, KV_HEADS, HEAD_DIM, PAGE_SIZE, CONTEXT, NODES = 36, 8, 128, 16, 512, 16
 COLUMNS = CONTEXT // PAGE_SIZE + 8
+VOCAB, LISTED = 151_936, 300  # logits, and tokens with a bias
 DEVICE = "cuda"
 CHAIN = [i - 1 for i in range(NODES)]
 TREE = [-1, 0, 0, 0, 1, 1, 2, 2, 4, 4, 5, 6, 8, 8, 9, 12]
@@ -120,6 +124,22 @@ class Step:
             self.path,
         )
 
+    def force(self, targets: torch.Tensor) -> None:
+        force_accept(
+            targets,
+            self.ids,
+            self.positions,
+            self.bits,
+            self.parents,
+            self.cu_q,
+            self.cu_q,
+            self.slots,
+            self.before,
+            floor=4,
+            threshold=1 << 23,
+            tokens=self.kv_slots,
+        )
+
     def update_pages(self) -> None:
         apply_page_updates(
             self.page_table, self.slots, self.starts, self.page_table[:, 0], self.cu_q[1:2]
@@ -153,6 +173,64 @@ class Match:
         append_tokens(self.text, self.slots, self.seq_lens, self.counts, self.tokens)
 
 
+class Edited:
+    """Logits of ``step``'s nodes, and slots that all have penalties, a bias or neither."""
+
+    def __init__(self, step: Step, penalized: bool, listed: int) -> None:
+        rows, nodes = len(step.slots), len(step.ids)
+        self.step = step
+        self.logits = torch.randn(nodes, VOCAB, device=DEVICE).bfloat16()
+        self.penalized = torch.full((rows,), penalized, device=DEVICE)
+        self.penalties = torch.tensor([[1 / 1.2, 1.2, 0.1, 0.1]], device=DEVICE).repeat(rows, 1)
+        self.history = torch.zeros(rows, VOCAB, dtype=torch.int32, device=DEVICE)
+        self.bounds = int32([listed, listed, listed] * rows).view(rows, 3)
+        self.ids = torch.arange(LISTED, dtype=torch.int32, device=DEVICE).repeat(rows, 1)
+        self.values = torch.ones(rows, LISTED, device=DEVICE)
+        # Logits read and written in float32; counts once a row.
+        self.moved = nodes * VOCAB * 6 + penalized * rows * VOCAB * 4
+
+    def edit(self) -> None:
+        step = self.step
+        edit_logits(
+            self.logits,
+            step.cu_q,
+            step.cu_q,
+            step.slots,
+            step.ids,
+            step.positions,
+            step.bits,
+            step.out_counts,
+            self.penalized,
+            self.penalties,
+            self.history,
+            step.starts,
+            self.bounds,
+            self.ids,
+            self.values,
+            width=step.length,
+        )
+
+    def count(self) -> None:
+        step = self.step
+        count_emitted(step.emitted, step.accept_lens, step.slots, self.penalized, self.history)
+
+
+def measure_edits(add: Callable[..., None]) -> None:
+    """Of plain, listed and penalised rows beside each other's kernels."""
+    for rows, length in ((1, 1), (64, 1), (1, NODES), (8, NODES), (64, NODES)):
+        step = Step(rows, length, 2, CHAIN[:length])
+        step.lay_out()
+        step.accept_lens.fill_(min(5, length))
+        for name, penalized, listed in (
+            ("no edits", False, 0),
+            (f"a bias of {LISTED}", False, LISTED),
+            ("penalties", True, 0),
+        ):
+            edited = Edited(step, penalized, listed)
+            add(f"edit {length} a row, {name}", rows, edited.edit, edited.moved)
+        add(f"count {min(5, length)} emitted", rows, edited.count)
+
+
 def measure() -> list[Row]:
     out: list[Row] = []
     bandwidth = copy_rate(torch.device("cuda"))
@@ -181,6 +259,7 @@ def measure() -> list[Row]:
             last = [max([c for c, p in enumerate(parents) if p == n] or [0]) for n in range(NODES)]
             targets = torch.tensor(last * rows, device=DEVICE)
             add(f"walk, {name} accepted", rows, partial(step.walk, targets))
+            add(f"forced acceptance, {name}", rows, partial(step.force, refused))
         add("page updates, one a row", rows, step.update_pages)
         step.before.fill_(CONTEXT)
         places = (rows * COLUMNS + 1) * PAGE_SIZE
@@ -192,6 +271,7 @@ def measure() -> list[Row]:
             moved = 2 * moves * kv[:, :, 0].numel() * kv.element_size()
             add(f"KV move, {name}", rows, partial(step.move, kv), moved)
         del kv
+    measure_edits(add)
     return out
 
 

@@ -7,6 +7,7 @@ import torch
 
 from ..engine_core.ids import I32
 from ..engine_core.plan import SlotInit, StepPlan
+from .sampling.slot_edits import SlotEdits
 from .sampling.slot_table import SlotTable
 
 
@@ -25,8 +26,8 @@ class FutureMap:
     ``seq_lens``: tokens whose KV is in place. ``last_tokens``: the bonus token of the slot's
     latest step, whose KV is not written yet. ``out_counts``: output tokens so far, the bonus
     token included. All int32[S]. ``page_table``: int32[S, P], 0 where no page is mapped.
-    ``sampling``: the slots' sampling parameters and penalty counts. ``host``: the same memory for
-    compiled code (on a CPU, the only device so far).
+    ``sampling`` and ``edits``: the slots' sampling parameters and penalty counts. ``host``: the
+    same memory for compiled code (on a CPU, the only device so far).
     """
 
     def __init__(
@@ -40,7 +41,8 @@ class FutureMap:
         self.last_tokens = zeros(max_slots)
         self.out_counts = zeros(max_slots)
         self.page_table = zeros(max_slots, max_pages)
-        self.sampling = SlotTable(max_slots, vocab_size, device)
+        self.edits = SlotEdits(max_slots, vocab_size, device)
+        self.sampling = SlotTable(max_slots, device, self.edits)
         self.host = HostViews(
             self.seq_lens.numpy(),
             self.last_tokens.numpy(),

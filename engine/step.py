@@ -14,8 +14,8 @@ from .future_map import FutureMap
 from .kv_pool import KVPool
 from .models import Model
 from .sampling.choose import choose_targets
+from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
-from .sampling.slot_table import AFTERWARDS, Feature
 from .speculative.simulate import SimulatedAcceptance
 from .speculative.verify import accept
 from .step_buffers import StepBuffers
@@ -131,7 +131,7 @@ class StepRunner:
         slots, rows = drafted.slots, len(drafted.slots)
         node_cu = buffers.node_cu[: rows + 1]
         targets = choose_targets(
-            logits, drafted.batch, slots, node_cu, state.sampling, state.out_counts
+            logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts
         )
         total = accept(targets, slots, drafted.branches, buffers, state, self._kv, self._simulated)
         accept_lens = buffers.accept_lens[:rows]
@@ -169,7 +169,7 @@ class StepRunner:
         row_of = np.repeat(np.arange(len(slots)), buffers.accept_lens[: len(slots)])
         chosen = np.flatnonzero(penalized[row_of])
         device = self.state.seq_lens.device
-        self.state.sampling.counts.add(
+        self.state.edits.counts.add(
             torch.from_numpy(slots[row_of[chosen]].astype(np.int64)).to(device),
             torch.from_numpy(buffers.emitted[chosen].astype(np.int64)).to(device),
         )

@@ -118,8 +118,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float | None,
         Doc(
             description="force an accept length of this mean, bonus token included, whatever the "
-            "model says: for timing only, the text is wrong and every answer says `simulated`; "
-            "not built yet for CUDA"
+            "model says: for timing only, the text is wrong and every answer says `simulated`"
         ),
     ] = None
     speculative_ngram_source: Annotated[

@@ -57,12 +57,6 @@ def refuse_on(config: "EngineConfig", device: Device) -> Refused | None:
     """Check the flags that depend on the device."""
     source = config.speculative_ngram_source
     if device == "cuda":
-        if config.simulate_accept_length is not None:
-            return Refused(
-                "simulate_accept_length",
-                "is not built yet for CUDA; leave it out, or use --device cpu",
-                501,
-            )
         return None
     if config.dtype not in ("auto", "float32"):
         return Refused(

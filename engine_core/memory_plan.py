@@ -29,8 +29,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
       after the last. T = chunk tokens + N, N = running requests * verify width.
     - ``graph_bytes``: the same with T = N = most requests of a CUDA graph * verify width; all
       graphs share one pool, which the largest one fills. 0 on a CPU and without graphs.
-    - ``state_bytes``: page table, slots, requests' text for drafts on the device, rotary table, and
-      cuBLAS' workspace on CUDA.
+    - ``state_bytes``: page table, slots, requests' text for drafts on the device, rotary table; on
+      CUDA cuBLAS' workspace and the token counts of penalties, which are allocated with the first
+      request that has any.
     """
 
     model: str
@@ -109,7 +110,9 @@ def plan_memory(
         most = config.max_running_requests
         rows = min(config.cuda_graph_max_bs or most, most)
         graphs = _activation_bytes(model, _Step(rows * width, rows * width), item)
-    state = _state_bytes(config, model, context) + (_CUBLAS_WORKSPACE if on_cuda else 0)
+    state = _state_bytes(config, model, context)
+    if on_cuda:
+        state += _CUBLAS_WORKSPACE + 4 * (2 * config.max_running_requests + 1) * model.vocab_size
     kv_bytes = (pages + 1) * config.page_size * token_bytes
     total = weights + kv_bytes + activations + graphs + state
     if total > free_bytes:

@@ -1,13 +1,14 @@
 """One step on the device: segments D, F and A over a staging block, without a look at the host."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from ...kernels.coupled_sample_gpu import coupled_sample
+from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
+from ...kernels.logit_edits_gpu import count_emitted, edit_logits
 from ...kernels.step_layout_gpu import lay_out
 from ...kernels.verify_walk_gpu import verify_walk
 from ..dependent_launch import launches_dependents
@@ -15,6 +16,7 @@ from ..forward_batch import ForwardBatch, RowGroup
 from ..kv_pool import KVPool
 from ..models import GpuModel
 from ..speculative.device_drafter import DeviceDrafter, DraftRows, Verdict
+from ..speculative.simulate import SimulatedAcceptance
 from .staging import StagingViews
 from .state import DeviceState
 
@@ -24,7 +26,7 @@ class StepShape(NamedTuple):
 
     ``groups``: see ForwardBatch. ``nodes``: N; all T query tokens, or the first N of
     ``node_index``. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
-    token.
+    token. ``edits``: some rows have penalties, a bias or a minimum length.
     """
 
     width: int
@@ -32,10 +34,11 @@ class StepShape(NamedTuple):
     nodes: int
     moves: bool
     sampled: bool
+    edits: bool
 
 
 class Choice(NamedTuple):
-    """A forward pass's answer: the batch, its logits [N, V] and the targets int64[N].
+    """A forward pass's answer: the batch, its logits [N, V] (not edited), the targets int64[N].
 
     ``path`` int32[R, width]: the rows' nodes at which the emitted tokens were decided, -1 beyond.
     """
@@ -59,23 +62,25 @@ class StepOutput(NamedTuple):
     depths: torch.Tensor | None
 
 
-Chooser = Callable[[torch.Tensor, ForwardBatch], torch.Tensor]
-
-
 class DeviceStep:
-    """Runs steps of one model on its KV pool and slot state; every call can be captured."""
+    """Runs steps of one model on its KV pool and slot state; every call can be captured.
+
+    ``accept_length``: force this mean accept length (for timing alone).
+    """
 
     def __init__(
         self,
         model: GpuModel,
         kv: KVPool,
         state: DeviceState,
+        accept_length: float | None = None,
         drafter: DeviceDrafter | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
         self.drafter = drafter
         self._pdl = launches_dependents(kv.data.device)
+        self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self.state = state
 
     def new_output(self, rows: int, width: int) -> torch.Tensor:
@@ -95,17 +100,8 @@ class DeviceStep:
         """Whether the drafter has a part in steps of this width."""
         return self.drafter is not None and width > 1
 
-    def run(
-        self,
-        staging: StagingViews,
-        shape: StepShape,
-        out: torch.Tensor,
-        choose: Chooser | None = None,
-    ) -> Choice:
-        """D, F and A, into ``out`` (see ``new_output``).
-
-        ``choose`` makes int64[N] targets from logits [N, V] where argmax and noise are not enough.
-        """
+    def run(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> Choice:
+        """D, F and A, into ``out`` (see ``new_output``)."""
         self.state.apply(staging)
         output = self.split_output(out, len(staging.slots), shape.width)
         self._propose(staging, output)
@@ -115,7 +111,8 @@ class DeviceStep:
         if shape.nodes != len(staging.tokens):
             hidden = hidden.index_select(0, batch.logits_index)
         logits = self._model.raw_logits(hidden)
-        targets = self._choose(logits, batch, shape) if choose is None else choose(logits, batch)
+        edited = self._edit(logits, batch, staging, shape) if shape.edits else logits
+        targets = self._choose(edited, batch, shape)
         path = self._accept(staging, shape, batch, targets, starts, output)
         return Choice(batch, logits, targets, path)
 
@@ -181,6 +178,30 @@ class DeviceStep:
         )
         return batch
 
+    def _edit(
+        self, logits: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape
+    ) -> torch.Tensor:
+        """float32[N, V]: the logits with the rows' penalties, biases and minimum lengths."""
+        edits = self.state.edits
+        return edit_logits(
+            logits,
+            staging.cu_q,
+            staging.node_cu,
+            staging.slots,
+            batch.input_ids,
+            batch.positions,
+            batch.tree_bits,
+            self.state.out_counts,
+            edits.penalized,
+            edits.penalties,
+            edits.history,
+            edits.min_new_tokens,
+            edits.list_bounds,
+            edits.list_ids,
+            edits.list_values,
+            width=shape.width,
+        )
+
     def _choose(self, logits: torch.Tensor, batch: ForwardBatch, shape: StepShape) -> torch.Tensor:
         if not shape.sampled:
             return greedy_argmax(logits, pdl=self._pdl)
@@ -219,9 +240,12 @@ class DeviceStep:
         """
         state, lens, tokens = self.state, output.accept_lens, output.tokens
         index = torch.empty_like(tokens)
+        drafts = batch.input_ids
+        if self._simulated is not None and shape.width > 1:
+            drafts = self._force(self._simulated, staging, batch, targets, starts)
         verify_walk(
             targets,
-            batch.input_ids,
+            drafts,
             staging.parents,
             staging.cu_q,
             staging.node_cu,
@@ -234,6 +258,8 @@ class DeviceStep:
             tokens=tokens,
             accept_idx=index,
         )
+        if shape.edits:
+            count_emitted(tokens, lens, staging.slots, state.edits.penalized, state.edits.history)
         if shape.moves:
             move_accepted(
                 self._kv.data, staging.slots, starts, state.page_table, self._kv.page_size, lens,
@@ -242,3 +268,29 @@ class DeviceStep:
         if self.drafter is not None:
             self.drafter.align(Verdict(staging.slots, lens, tokens, index, state.seq_lens))
         return index
+
+    def _force(
+        self,
+        simulated: SimulatedAcceptance,
+        staging: StagingViews,
+        batch: ForwardBatch,
+        targets: torch.Tensor,
+        starts: torch.Tensor,
+    ) -> torch.Tensor:
+        """int64[T] drafts whose walk accepts the drawn lengths; ``targets`` change with them."""
+        drafts = torch.empty_like(batch.input_ids)
+        force_accept(
+            targets,
+            batch.input_ids,
+            batch.positions,
+            batch.tree_bits,
+            staging.parents,
+            staging.cu_q,
+            staging.node_cu,
+            staging.slots,
+            starts,
+            floor=simulated.floor,
+            threshold=simulated.threshold,
+            tokens=drafts,
+        )
+        return drafts

@@ -18,18 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepGraph:
-    """A captured step. ``block`` int32: its input; ``out`` int32: its output (see DeviceStep)."""
+    """A captured step. ``block`` int32: its input; ``out`` int32: its output (see DeviceStep).
+
+    ``layout``: that of the edits whose memory it reads.
+    """
 
     graph: torch.cuda.CUDAGraph
     staging: StagingShape
     block: torch.Tensor
     out: torch.Tensor
+    layout: int
 
 
 def decode_shape(tier: Tier) -> StepShape:
     """A decode-only step's launches."""
     groups = (RowGroup(0, tier.rows, tier.width),)
-    return StepShape(tier.width, groups, tier.tokens, tier.width > 1, tier.sampled)
+    return StepShape(tier.width, groups, tier.tokens, tier.width > 1, tier.sampled, tier.edits)
 
 
 def decode_staging(tier: Tier) -> StagingShape:
@@ -60,9 +64,10 @@ class StepGraphs:
             self.get(tier)
 
     def get(self, tier: Tier) -> StepGraph:
-        """The tier's graph, captured now if it was not before."""
+        """The tier's graph, captured now if it was not before, or for edits that moved since."""
         graph = self._graphs.get(tier)
-        if graph is None:
+        stale = tier.edits and graph is not None and graph.layout != self._step.state.edits.layout
+        if graph is None or stale:
             graph = self._graphs[tier] = self._capture(tier)
         return graph
 
@@ -97,4 +102,4 @@ class StepGraphs:
             self._step.run(views, shape, out)
         self._pool = graph.pool()
         self.capture_s += time.perf_counter() - began
-        return StepGraph(graph, staging, block, out)
+        return StepGraph(graph, staging, block, out, self._step.state.edits.layout)

@@ -5,6 +5,7 @@ import torch
 from ...engine_core.plan import SlotInit
 from ...kernels.page_updates_gpu import apply_page_updates
 from ..sampling.slot_table import SlotTable
+from .device_edits import DeviceEdits
 from .staging import StagingViews
 
 
@@ -28,7 +29,8 @@ class DeviceState:
         self.last_tokens = zeros(max_slots + 1)
         self.out_counts = zeros(max_slots + 1)
         self.page_table = zeros(max_slots + 1, max_pages)
-        self.sampling = SlotTable(max_slots + 1, vocab_size, device)
+        self.edits = DeviceEdits(max_slots + 1, vocab_size, device)
+        self.sampling = SlotTable(max_slots + 1, device, self.edits)
 
     def enter(self, init: SlotInit) -> None:
         """Take a new request's sampling parameters; its lengths come with the staging block.

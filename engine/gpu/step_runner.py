@@ -9,11 +9,10 @@ import torch
 
 from ...engine_core.ids import I32, i32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
-from ..forward_batch import ForwardBatch, RowGroup
-from ..sampling.choose import choose_targets
+from ..forward_batch import RowGroup
+from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
-from ..sampling.slot_table import AFTERWARDS, EDITS, Feature
-from .device_step import Choice, Chooser, DeviceStep, StepShape
+from .device_step import Choice, DeviceStep, StepShape
 from .graphs import StepGraphs, decode_shape, decode_staging
 from .marks import Mark, new_mark
 from .packer import Packed, StepPacker, fill
@@ -22,7 +21,8 @@ from .staging import StagingShape, field_lengths, split_device, split_host
 from .tiers import Tier, Tiers
 
 _BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
-_SLOW = EDITS | AFTERWARDS  # features that are not part of a graph
+
+_SAMPLED, _LOGPROBS = int(Feature.SAMPLED), int(Feature.LOGPROBS)
 
 
 @dataclass(slots=True)
@@ -77,10 +77,11 @@ class GpuStepRunner:
         self._last_done: Mark | None = None
 
     def capture(self) -> None:
-        """Capture every tier without noise; those with noise follow when first needed."""
+        """Capture every tier without edits; requests that sample are the rule, edits are not."""
         if self._graphs is not None:
             with torch.inference_mode():
-                self._graphs.capture_all(self._tiers.all())
+                self._graphs.capture_all(self._tiers.all(sampled=False))
+                self._graphs.capture_all(self._tiers.all(sampled=True))
 
     def launch(self, plan: StepPlan, drafts: HostDrafts | None, wait_ns: int) -> Launched:
         """Enqueue a step. Raises ValueError if the plan or the drafts break their contract."""
@@ -225,10 +226,10 @@ class GpuStepRunner:
 
         ``began`` is recorded when the host's part is done: an idle device must not count it.
         """
-        if self._graphs is None or not packed.decode_only or features & _SLOW:
+        if self._graphs is None or not packed.decode_only or features & _LOGPROBS:
             return None
-        sampled = bool(features & int(Feature.SAMPLED))
-        tier = self._tiers.of(packed.rows, packed.tokens, sampled)
+        sampled, edits = bool(features & _SAMPLED), bool(features & EDITS)
+        tier = self._tiers.of(packed.rows, packed.tokens, sampled, edits)
         if tier is None:
             return None
         graph = self._graphs.get(tier)
@@ -258,14 +259,14 @@ class GpuStepRunner:
             self._groups(packed),
             packed.nodes,
             packed.branches or width > 1,
-            bool(features & int(Feature.SAMPLED)),
+            bool(features & _SAMPLED),
+            bool(features & EDITS),
         )
         out = self._step.new_output(packed.rows, width)
-        choose = self._chooser(packed) if features & EDITS else None
-        choice = self._step.run(split_device(block, staging), shape, out, choose)
+        choice = self._step.run(split_device(block, staging), shape, out)
         logprobs: tuple[RowLogprobs, ...] = ()
-        if features & AFTERWARDS:
-            logprobs = self._afterwards(packed, choice, out, width)
+        if features & _LOGPROBS:
+            logprobs = self._logprobs(packed, choice, out, width)
         return (out, packed.rows, width), logprobs
 
     def _groups(self, packed: Packed) -> tuple[RowGroup, ...]:
@@ -279,34 +280,14 @@ class GpuStepRunner:
             groups.append(RowGroup(verify, rows, packed.longest))
         return tuple(groups)
 
-    def _chooser(self, packed: Packed) -> Chooser:
-        """Targets with penalties, bias or a minimum length; see `choose_targets`."""
-
-        def choose(logits: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-            state = self._step.state
-            return choose_targets(
-                logits.float(), batch, packed.slots, packed.node_cu, state.sampling,
-                state.out_counts,
-            )  # fmt: skip
-
-        return choose
-
-    def _afterwards(
+    def _logprobs(
         self, packed: Packed, choice: Choice, out: torch.Tensor, width: int
     ) -> tuple[RowLogprobs, ...]:
-        """Penalty counts and log-probabilities, which need the emitted tokens on the host."""
-        state, rows = self._step.state, packed.rows
+        """Log-probabilities, which need the emitted tokens on the host."""
+        rows = packed.rows
         output = self._step.split_output(out.cpu(), rows, width)
         lens, grid = output.accept_lens.numpy(), output.tokens.numpy()
         emitted = grid[np.arange(width) < lens[:, None]]
-        penalized = (state.sampling.features[packed.slots] & int(Feature.PENALTIES)) != 0
-        row_of = np.repeat(np.arange(rows), lens)
-        chosen = np.flatnonzero(penalized[row_of])
-        if len(chosen):
-            state.sampling.counts.add(
-                torch.from_numpy(packed.slots[row_of[chosen]].astype(np.int64)).to(self._device),
-                torch.from_numpy(emitted[chosen].astype(np.int64)).to(self._device),
-            )
         accept_cu = np.zeros(rows + 1, dtype=np.int32)
         np.cumsum(lens, out=accept_cu[1:])
         return collect_logprobs(
@@ -316,5 +297,5 @@ class GpuStepRunner:
             accept_cu,
             choice.path.cpu().numpy()[np.arange(width) < lens[:, None]],
             emitted,
-            state.sampling,
+            self._step.state.sampling,
         )

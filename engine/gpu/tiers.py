@@ -10,13 +10,15 @@ _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 class Tier(NamedTuple):
     """A graph's capacity: rows, query tokens, and the most query tokens of a row.
 
-    ``sampled``: whether acceptance draws with noise where a row asks for it.
+    ``sampled``: whether acceptance draws with noise where a row asks for it. ``edits``: whether
+    logits are penalised, biased or masked where a row asks for it.
     """
 
     rows: int
     tokens: int
     width: int
     sampled: bool
+    edits: bool = False
 
 
 def ladder(top: int) -> tuple[int, ...]:
@@ -38,14 +40,15 @@ class Tiers:
         self._rows = ladder(max_rows)
         self._tokens = ladder(max_rows * width)
 
-    def of(self, rows: int, tokens: int, sampled: bool) -> Tier | None:
+    def of(self, rows: int, tokens: int, sampled: bool, edits: bool = False) -> Tier | None:
         """The tier of a step of verify rows; None for more rows than any graph has."""
         if rows > self.max_rows:
             return None
         room = self._rows[bisect_left(self._rows, rows)]
         if tokens == rows:  # no drafts
-            return Tier(room, room, 1, sampled)
-        return self._wide(room, self._tokens[bisect_left(self._tokens, tokens)], sampled)
+            return Tier(room, room, 1, sampled, edits)
+        size = self._tokens[bisect_left(self._tokens, tokens)]
+        return self._wide(room, size, sampled)._replace(edits=edits)
 
     def all(self, sampled: bool = False) -> tuple[Tier, ...]:
         """Every tier that a step may need, the largest first (so that memory is reused)."""

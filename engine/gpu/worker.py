@@ -48,7 +48,7 @@ class GpuWorker:
         self._device = kv.data.device
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device)
         self._model = model
-        self._step = DeviceStep(model, kv, state)
+        self._step = DeviceStep(model, kv, state, config.simulate_accept_length)
         self._max_tokens = max_pages * kv.page_size
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._runner = self._make_runner(1)

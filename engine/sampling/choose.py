@@ -1,23 +1,21 @@
-"""The target's token at every node: argmax for plain rows, processors and noise where asked."""
+"""The target's token at every node, on a CPU: argmax, processors and noise where asked."""
 
 import numpy as np
 import torch
 
 from ...engine_core.ids import I32, U8
 from ...kernels import greedy_argmax_cpu
-from ...kernels.coupled_sample import coupled_sample
-from ...kernels.coupled_sample_cpu import coupled_sample as coupled_sample_cpu
-from ...kernels.greedy_argmax import greedy_argmax
+from ...kernels.coupled_sample_cpu import coupled_sample
 from ..forward_batch import ForwardBatch
+from .features import EDITS, PROCESSED, Feature
 from .nodes import Nodes, place_nodes
 from .processors import apply_logit_bias, apply_min_tokens, apply_penalties
-from .slot_table import EDITS, PROCESSED, Feature, SlotTable
+from .slot_edits import SlotEdits
+from .slot_table import SlotTable
 
 
 def argmax_rows(logits: torch.Tensor) -> torch.Tensor:
     """int64[N] argmax of float32[N, V], lowest id among equals; -1 for NaN or infinite rows."""
-    if logits.device.type != "cpu":
-        return greedy_argmax(logits)
     ids = torch.empty(logits.shape[0], dtype=torch.int64)
     greedy_argmax_cpu.greedy_argmax(logits.numpy(), ids.numpy())
     return ids
@@ -29,6 +27,7 @@ def choose_targets(
     slots: I32,
     node_cu: I32,
     table: SlotTable,
+    edits: SlotEdits,
     out_counts: torch.Tensor,
 ) -> torch.Tensor:
     """int64[N]: the token that each of the step's N nodes decides on; -1 where unusable.
@@ -43,7 +42,7 @@ def choose_targets(
     if not (features & PROCESSED).any():
         return targets
     nodes, node_features = _processed_nodes(batch, slots, node_cu, features)
-    edited = _edit(logits, nodes, node_features, table, out_counts)
+    edited = _edit(logits, nodes, node_features, edits, out_counts)
     sampled = torch.from_numpy((node_features & int(Feature.SAMPLED)) != 0).to(logits.device)
     chosen = torch.empty_like(nodes.index)
     if not sampled.all():
@@ -81,7 +80,7 @@ def _edit(
     logits: torch.Tensor,
     nodes: Nodes,
     node_features: U8,
-    table: SlotTable,
+    edits: SlotEdits,
     out_counts: torch.Tensor,
 ) -> torch.Tensor:
     """float32[M, V]: the nodes' logits after penalties, bias and minimum length, a copy."""
@@ -92,12 +91,12 @@ def _edit(
     if penalized.any():
         chosen = torch.from_numpy(penalized).to(logits.device)
         part = edited[chosen]
-        apply_penalties(part, nodes.select(chosen), table)
+        apply_penalties(part, nodes.select(chosen), edits)
         edited[chosen] = part
     if (node_features & int(Feature.LOGIT_BIAS)).any():
-        apply_logit_bias(edited, nodes, table)
+        apply_logit_bias(edited, nodes, edits)
     if (node_features & int(Feature.MIN_TOKENS)).any():
-        apply_min_tokens(edited, nodes, table, out_counts)
+        apply_min_tokens(edited, nodes, edits, out_counts)
     return edited
 
 
@@ -113,11 +112,9 @@ def _sample(
         table.seeds[slots],
         nodes.positions[sampled],
     )
-    if logits.device.type != "cpu":
-        return coupled_sample(logits, *columns)
     tokens = torch.empty(len(slots), dtype=torch.int64)
     temperatures, top_ks, top_ps, min_ps, seeds, positions = (c.numpy() for c in columns)
-    coupled_sample_cpu(
+    coupled_sample(
         logits.numpy(), temperatures, top_ks, top_ps, min_ps, seeds, positions, tokens.numpy()
     )
     return tokens

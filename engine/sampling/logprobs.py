@@ -5,7 +5,8 @@ import torch
 
 from ...engine_core.ids import I32
 from ...engine_core.plan import RowLogprobs, TokenLogprobs
-from .slot_table import Feature, SlotTable
+from .features import Feature
+from .slot_table import SlotTable
 
 
 def collect_logprobs(

@@ -1,56 +1,34 @@
-"""Sampling parameters by request slot, as columns that processors gather from."""
+"""Sampling parameters by request slot, as columns that samplers gather from."""
 
-from enum import IntFlag
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from ...engine_core.plan import SlotInit
-from ...engine_core.sampling_params import SamplingParams
-from .penalty_counts import PenaltyCounts
+from .features import EDITS, Feature, features_of
 
 
-class Feature(IntFlag):
-    """What a request asks for beyond the argmax of the raw logits (one byte a slot)."""
+class Edits(Protocol):
+    """Where a device keeps penalties, biases and minimum lengths."""
 
-    NONE = 0
-    SAMPLED = 1
-    PENALTIES = 2
-    LOGIT_BIAS = 4
-    MIN_TOKENS = 8
-    LOGPROBS = 16
+    def enter(self, init: SlotInit, features: Feature) -> None:
+        """Take over a request's edits; ``forget`` came before."""
+        ...
 
-
-# Plain ints: an IntFlag operand costs numpy microseconds.
-EDITS = int(Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.MIN_TOKENS)
-PROCESSED = EDITS | int(Feature.SAMPLED)
-AFTERWARDS = int(Feature.PENALTIES | Feature.LOGPROBS)
-
-
-def features_of(params: SamplingParams, eos_ids: tuple[int, ...]) -> Feature:
-    """The features that a request's parameters switch on."""
-    found = Feature.NONE
-    if not params.greedy:
-        found |= Feature.SAMPLED
-    if params.penalized:
-        found |= Feature.PENALTIES
-    if params.logit_bias:
-        found |= Feature.LOGIT_BIAS
-    if params.min_new_tokens > 0 and eos_ids:
-        found |= Feature.MIN_TOKENS
-    if params.logprobs is not None:
-        found |= Feature.LOGPROBS
-    return found
+    def forget(self, slot: int) -> None:
+        """The slot's request is gone."""
+        ...
 
 
 class SlotTable:
     """Columns over S slots. ``features`` uint8[S] stays on the host, which knows it anyway, and
     ``featured`` counts the slots that have any; the other columns are on the device: float32[S]
-    or as noted (``sampled`` is bool[S]). ``biases``, ``masked`` (token ids int64, values) and
-    ``logprobs`` (k) hold only the slots that ask for them.
+    or as noted (``sampled`` is bool[S]). ``logprobs`` (k) holds only the slots that ask for them,
+    ``edits`` what the device keeps elsewhere.
     """
 
-    def __init__(self, max_slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, max_slots: int, device: torch.device, edits: Edits) -> None:
         def column(dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(max_slots, dtype=dtype, device=device)
 
@@ -62,15 +40,8 @@ class SlotTable:
         self.top_ps = column(torch.float32)
         self.min_ps = column(torch.float32)
         self.seeds = column(torch.int64)
-        self.min_new_tokens = column(torch.int32)
-        self.repetition = column(torch.float32)
-        self.presence = column(torch.float32)
-        self.frequency = column(torch.float32)
-        self.counts = PenaltyCounts(max_slots, vocab_size, device)
-        self.biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.masked: dict[int, torch.Tensor] = {}
+        self._edits = edits
         self.logprobs: dict[int, int] = {}
-        self._device = device
 
     def enter(self, init: SlotInit) -> None:
         """Take over a new request's parameters; what the slot held before is forgotten."""
@@ -86,18 +57,8 @@ class SlotTable:
             self.top_ps[slot] = params.top_p
             self.min_ps[slot] = params.min_p
             self.seeds[slot] = _signed(init.seed)
-        if Feature.PENALTIES in features:
-            self.repetition[slot] = params.repetition_penalty
-            self.presence[slot] = params.presence_penalty
-            self.frequency[slot] = params.frequency_penalty
-            self.counts.open(slot, init.prompt, init.output)
-        if Feature.LOGIT_BIAS in features:
-            ids = torch.tensor(list(params.logit_bias), device=self._device)
-            values = torch.tensor(list(params.logit_bias.values()), device=self._device)
-            self.biases[slot] = (ids, values)
-        if Feature.MIN_TOKENS in features:
-            self.min_new_tokens[slot] = params.min_new_tokens
-            self.masked[slot] = torch.tensor(init.eos_ids, device=self._device)
+        if features & EDITS:
+            self._edits.enter(init, features)
         if params.logprobs is not None:
             self.logprobs[slot] = params.logprobs
 
@@ -107,13 +68,14 @@ class SlotTable:
             self._forget(slot)
 
     def _forget(self, slot: int) -> None:
-        if self.features[slot]:
+        features = int(self.features[slot])
+        if features:
             self.sampled[slot] = False
             self.features[slot] = 0
             self.featured -= 1
-        self.counts.close(slot)
-        for held in (self.biases, self.masked, self.logprobs):
-            held.pop(slot, None)
+        if features & EDITS:
+            self._edits.forget(slot)
+        self.logprobs.pop(slot, None)
 
 
 def _signed(seed: int) -> int:

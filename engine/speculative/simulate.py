@@ -6,10 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...engine_core.ids import I32
+from ...kernels.force_accept import NO_TOKEN, UNIT
 from ..step_buffers import I64, StepBuffers
 
-_UNIT = 1 << 24
-_NO_TOKEN = -1  # equals no token of the target
 _NODES = 64  # most nodes of a row
 
 
@@ -17,17 +16,18 @@ class SimulatedAcceptance:
     """Accept lengths floor(mean) and floor(mean) + 1 in the shares that give ``mean``.
 
     The bonus token counts. Rows without drafts stay as they are; a row's draft tree caps its
-    length. A draw depends on the slot and the position alone: a run repeats itself.
+    length. A draw depends on the slot and the position alone: a run repeats itself. ``threshold``:
+    of UNIT draws those that are longer than ``floor``.
     """
 
     def __init__(self, mean: float) -> None:
-        self._floor = math.floor(mean)
-        self._threshold = round((mean - self._floor) * _UNIT)
+        self.floor = math.floor(mean)
+        self.threshold = round((mean - self.floor) * UNIT)
 
     def lengths(self, slots: I32, positions: I32) -> I64:
         """int64[R] accept lengths of rows at ``positions`` int32[R], before the cap."""
-        longer = (_mix(slots, positions) >> np.uint64(40)).astype(np.int64) < self._threshold
-        return self._floor + longer.astype(np.int64)
+        longer = (_mix(slots, positions) >> np.uint64(40)).astype(np.int64) < self.threshold
+        return self.floor + longer.astype(np.int64)
 
     def force(
         self, targets: I64, slots: I32, branches: bool, buffers: StepBuffers
@@ -47,7 +47,7 @@ class SimulatedAcceptance:
         node, level = _deepest(buffers.positions, starts, cu_q)
         node, level = node[drafted], level[drafted]
         first, first_node = cu_q[drafted].astype(np.int64), node_cu[drafted].astype(np.int64)
-        tokens = np.full_like(buffers.input_ids, _NO_TOKEN)
+        tokens = np.full_like(buffers.input_ids, NO_TOKEN)
         targets = targets.copy()
         for _ in range(int(level.max())):
             parent = buffers.parents[first + node] if branches else node - 1

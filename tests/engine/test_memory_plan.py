@@ -91,7 +91,7 @@ def test_qwen3_8b_by_hand() -> None:
             {"max_running_requests": 4096, "speculative_algorithm": "NGRAM"},
             139,
             "mem_fraction_static",
-            "are 225698835456, more than the 149250113536 that are free",
+            "are 230678082048, more than the 149250113536 that are free",
         ),
     ],
 )

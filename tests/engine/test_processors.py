@@ -168,7 +168,7 @@ def test_counts_follow_what_was_emitted_and_slots_start_clean() -> None:
     while len(request.output) < 40:
         emitted, _ = driver.verify({0: request.draft(rng)})
         request.output += emitted[0]
-    counts = driver.state.sampling.counts
+    counts = driver.state.edits.counts
     row = int(counts.row_of[0])
     expected = np.bincount(request.output, minlength=VOCAB)
     assert counts.output[row].tolist() == expected.tolist()
@@ -179,13 +179,13 @@ def test_counts_follow_what_was_emitted_and_slots_start_clean() -> None:
 
 def test_a_slot_with_nothing_special_costs_no_column() -> None:
     driver, _ = enter_one(SamplingParams(temperature=0.0), make_table(2))
-    table = driver.state.sampling
-    assert (table.featured, table.counts.output.shape[0]) == (0, 0)
-    assert (table.biases, table.masked, table.logprobs) == ({}, {}, {})
+    table, edits = driver.state.sampling, driver.state.edits
+    assert (table.featured, edits.counts.output.shape[0]) == (0, 0)
+    assert (edits.biases, edits.masked, table.logprobs) == ({}, {}, {})
     driver.enter(0, [1], SamplingParams(logit_bias={1: 2.0}, min_new_tokens=2), 0, EOS)
     assert table.featured == 1
     driver.state.reset()
-    assert (table.featured, table.biases, table.masked) == (0, {}, {})
+    assert (table.featured, edits.biases, edits.masked) == (0, {}, {})
 
 
 def test_eos_is_legal_exactly_after_min_new_tokens() -> None:

@@ -22,6 +22,11 @@ def config(**fields: object) -> EngineConfig:
         ({"dtype": "float16", "mem_fraction_static": 0.3}, True, Placement("cuda", "float16", 0.3)),
         ({"dtype": "float32"}, False, Placement("cpu", "float32", 0.5)),
         ({"disable_cuda_graph": True}, True, Placement("cuda", "bfloat16", 0.9)),
+        (
+            {"simulate_accept_length": 2.0, "speculative_algorithm": "NGRAM"},
+            True,
+            Placement("cuda", "bfloat16", 0.9),
+        ),
     ],
 )
 def test_placement(fields: dict[str, object], has_cuda: bool, expected: Placement) -> None:
@@ -57,7 +62,6 @@ def test_a_cuda_device_takes_every_ngram_source(source: str) -> None:
         ({"disable_cuda_graph": True}, False, "disable_cuda_graph", "no CUDA graphs"),
         ({"speculative_ngram_source": "gpu", **NGRAM}, False, "ngram_source", "needs a CUDA"),
         ({"speculative_ngram_source": "both", **NGRAM}, False, "ngram_source", "needs a CUDA"),
-        ({"simulate_accept_length": 2.0, **NGRAM}, True, "simulate_accept_length", "not built yet"),
     ],
 )
 def test_what_a_device_refuses(

@@ -1,5 +1,7 @@
 """The step driver over the GPU runner: on a GPU, or on a CPU in Triton's interpreter."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 
@@ -10,14 +12,28 @@ from outrider.engine.gpu.state import DeviceState
 from outrider.engine.gpu.step_runner import GpuStepRunner
 from outrider.engine.gpu.tiers import Tiers
 from outrider.engine.kv_pool import KVPool
+from outrider.engine.models import GpuModel
 from outrider.engine.models.gpu_decoder import GpuDecoder
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core.model_config import ModelConfig
 from outrider.engine_core.plan import HostDrafts, StepPlan, StepResult
 
-from ..driver import Driver
+from ..driver import BigramModel, Driver
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class GpuBigram(BigramModel):
+    """Logits that depend on the query token alone, on the device."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__(table.to(DEVICE))
+
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.logits(hidden)
+
+    def tune(self, rows: Iterable[int]) -> None:
+        """No matmuls."""
 
 
 class GpuDriver(Driver):
@@ -25,23 +41,29 @@ class GpuDriver(Driver):
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        source: Checkpoint | GpuModel,
         config: ModelConfig,
         slots: int = 8,
         page_size: int = 4,
         max_tokens: int = 256 if DEVICE.type == "cuda" else 64,
         graphs: bool = True,
         dtype: torch.dtype = torch.float32,
+        accept_length: float | None = None,
     ) -> None:
         self.pages = -(-max_tokens // page_size)
         self.kv = KVPool(slots * self.pages, page_size, config, dtype, DEVICE)
         self.kv.data.fill_(torch.nan)
-        model = GpuDecoder(checkpoint, config, dtype, DEVICE)
+        model: GpuModel
+        if isinstance(source, Checkpoint):
+            model = GpuDecoder(source, config, dtype, DEVICE)
+        else:
+            model = source
         self.device_state = DeviceState(slots, self.pages, config.vocab_size, DEVICE)
-        step = DeviceStep(model, self.kv, self.device_state)
+        step = DeviceStep(model, self.kv, self.device_state, accept_length)
         captured = StepGraphs(step, DEVICE) if graphs and DEVICE.type == "cuda" else None
+        self.graphs, self.tiers = captured, Tiers(slots, 12)
         self.gpu_runner = GpuStepRunner(
-            step, StepPacker(slots, config.vocab_size), Tiers(slots, 12), captured, DEVICE
+            step, StepPacker(slots, config.vocab_size), self.tiers, captured, DEVICE
         )
         self.step = 0
         order = np.random.default_rng(1).permutation(slots * self.pages) + 1

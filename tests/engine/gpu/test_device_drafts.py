@@ -210,6 +210,19 @@ def test_logprobs_and_penalties_beside_device_drafts() -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("source", ["gpu", "both"])
+def test_simulated_acceptance_counts_the_rows_that_have_drafts(source: str) -> None:
+    params = SamplingParams(temperature=0.0, max_new_tokens=70, ignore_eos=True)
+    given = flags(source, simulate_accept_length=3.0)
+    with device_core(KvModel(VOCAB), bigram_config(VOCAB), **given) as (assembly, worker):
+        (outputs,) = drive(assembly.core, [request("a", [1, 2, 3], params)]).values()
+        stats = outputs[-1].stats
+        check_after(assembly, worker)
+    assert stats is not None
+    assert stats.verify_ct > 10
+    assert stats.verify_tokens == pytest.approx(3 * stats.verify_ct, abs=3)
+
+
 def drafts(counts: list[int], caps: list[int]) -> HostDrafts:
     nodes = sum(counts)
     return HostDrafts(7, int32(counts), int32([3] * nodes), int32([0] * nodes), int32(caps))

@@ -179,3 +179,18 @@ def test_timing_a_tier_leaves_the_state_alone(folder: Path) -> None:
     assert driver.gpu_runner.seconds_of(1, 2) > 0
     assert torch.equal(driver.device_state.seq_lens, lens)
     assert len(first) == 1
+
+
+@pytest.mark.gpu
+def test_only_edits_are_captured_after_the_start(folder: Path) -> None:
+    driver = gpu(folder)
+    assert driver.graphs is not None
+    driver.gpu_runner.capture()
+    captured = 2 * len(driver.tiers.all())
+    assert len(driver.graphs) == captured
+    for params, more in ((GREEDY, 0), (SEEDED, 0), (EDITED, 2), (EDITED, 2)):
+        driver.enter(0, PROMPT, params, 77)
+        driver.verify({0: None})
+        driver.verify({0: chain([3, 4])})
+        assert len(driver.graphs) == captured + more
+    assert driver.gpu_runner.replays == 8
