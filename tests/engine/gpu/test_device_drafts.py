@@ -10,6 +10,7 @@ import torch
 from outrider.engine.gpu.packer import StepPacker
 from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.models.gpu_decoder import GpuDecoder
+from outrider.engine.speculative.device_drafter import DraftRows
 from outrider.engine.speculative.suffix_drafter import SuffixDrafter
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core import admission
@@ -17,7 +18,7 @@ from outrider.engine_core.assembly import Assembly
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.model_config import ModelConfig, load_model_config
-from outrider.engine_core.plan import HostDrafts, StepPlan
+from outrider.engine_core.plan import HostDrafts, SlotInit, StepPlan
 from outrider.engine_core.sampling_params import SamplingParams
 
 from ..cores import drive, request, tokens_of
@@ -221,6 +222,28 @@ def test_simulated_acceptance_counts_the_rows_that_have_drafts(source: str) -> N
     assert stats is not None
     assert stats.verify_ct > 10
     assert stats.verify_tokens == pytest.approx(3 * stats.verify_ct, abs=3)
+
+
+def test_the_match_window_bounds_the_match() -> None:
+    """A window of 2 matches one token: the latest; a longer one the longest."""
+    given = {"speculative_ngram_max_trie_depth": 2, **flags("gpu")}
+    for fields, most in ((given, 1), (flags("gpu"), 17)):
+        with device_core(KvModel(VOCAB), bigram_config(VOCAB), **fields) as (_, worker):
+            drafter = worker._step.drafter
+        assert isinstance(drafter, SuffixDrafter)
+        init = SlotInit(2, 1, SamplingParams(), 0, int32([5, 1, 2, 6, 2, 3, 1, 2]), b"", 0, ())
+        drafter.enter(init)
+        tokens, parents, seq_lens = (
+            torch.full((n,), 7, dtype=torch.int32, device=DEVICE) for n in (4, 4, 9)
+        )
+        rows = [
+            torch.tensor(values, dtype=torch.int32, device=DEVICE)
+            for values in ([2], [0, 4], [3], [9], [9])
+        ]
+        slots, cu_q, caps, proposed, depths = rows
+        drafter.propose(DraftRows(slots, cu_q, caps, seq_lens, tokens, parents, proposed, depths))
+        assert tokens.tolist() == [7, *([3, 1, 2] if most == 1 else [6, 2, 3])]
+        assert proposed.tolist() == depths.tolist() == [3]
 
 
 def drafts(counts: list[int], caps: list[int]) -> HostDrafts:
