@@ -101,12 +101,23 @@ class GpuDecoder:
         for index, layer in enumerate(self._layers):
             if index in capture_layers:
                 captured.append(stream.clone())
-            context = self._attention(index, layer, normed, batch, kv)
-            stream, normed = self._add(context, layer.o, layer.o_bias, stream, layer.post_norm)
-            gated = self._linear.linear_silu_mul(
-                normed, layer.gate_up, bias=layer.gate_up_bias, block=self._block
+            # Nested, so that no name keeps a long prefill's tensors alive into the next matmul.
+            stream, normed = self._add(
+                self._attention(index, layer, normed, batch, kv),
+                layer.o,
+                layer.o_bias,
+                stream,
+                layer.post_norm,
             )
-            stream, normed = self._add(gated, layer.down, layer.down_bias, stream, after[index])
+            stream, normed = self._add(
+                self._linear.linear_silu_mul(
+                    normed, layer.gate_up, bias=layer.gate_up_bias, block=self._block
+                ),
+                layer.down,
+                layer.down_bias,
+                stream,
+                after[index],
+            )
         if len(self._layers) in capture_layers:
             captured.append(stream.clone())
         return normed, captured
