@@ -142,7 +142,9 @@ def _build_worker(config: EngineConfig) -> tuple[EngineWorker, DeviceMemory]:
         # Loads triton, which machines without a GPU need not have.
         from .gpu.worker import GpuWorker
 
-        return GpuWorker(info, config, model, kv, max_pages), memory
+        worker = GpuWorker(info, config, model, kv, max_pages)
+        memory.mark("state")
+        return worker, memory
     state = FutureMap(max_slots, max_pages, model_config.vocab_size, device)
     runner = StepRunner(model, kv, state, model_config.vocab_size, config.simulate_accept_length)
     return TorchWorker(info, runner, StepTimer(model, kv)), memory

@@ -60,16 +60,17 @@ class DeviceMemory:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            free = "" if not self._on_cuda else f"{gib(torch.cuda.mem_get_info(self._device)[0])} "
+            free = torch.cuda.mem_get_info(self._device)[0] if self._on_cuda else 0
             raise RefusedError(_ran_out(self.plan, stage, free, error)) from error
 
 
-def _ran_out(plan: MemoryPlan, stage: str, free: str, error: Exception) -> Refused:
+def _ran_out(plan: MemoryPlan, stage: str, free: int, error: Exception) -> Refused:
     listed = ", ".join(f"{name} {gib(size)}" for name, size in memory_parts(plan) if size)
     said = str(error).partition("\n")[0]
     return Refused(
         "mem_fraction_static",
-        f"{plan.mem_fraction}: the device ran out of memory at {stage}, with {free or 'none '}free; "
-        f"planned were {gib(plan.total_bytes)} of {gib(plan.free_bytes)}: {listed}; other processes "
-        f"may have taken memory meanwhile; lower it or --max-total-tokens ({said})",
+        f"{plan.mem_fraction}: the device ran out of memory at {stage}, with {gib(free)} free; "
+        f"planned were {gib(plan.total_bytes)} of {gib(plan.free_bytes)}: {listed}; other "
+        "processes may have taken memory meanwhile; lower it or --max-total-tokens "
+        f"({said})",
     )

@@ -41,15 +41,16 @@ class StepSize(NamedTuple):
 def activation_bytes(model: ModelConfig, size: StepSize, item: int, on_cuda: bool) -> int:
     """Tensors of a forward pass; ``item``: bytes of an element of the computation type.
 
-    A layer holds the stream and its norm (2 hidden a token) through two phases: qkv, query and
-    context, then gate_up and their product. After the layers come hidden rows and logits. On a
-    CPU the largest of the three counts. torch's CUDA allocator cuts a large block up but joins no
-    two, so there the phases add up, except logits that fit a block of gate_up.
+    A layer holds the stream and its norm (2 hidden a token) through two phases: qkv and query,
+    then gate_up and their product; or the sum and norm behind either. After the layers come
+    hidden rows and logits. On a CPU the largest of the three counts. torch's CUDA allocator cuts a
+    large block up but joins no two, so there the phases, with the context that follows qkv, add
+    up, except logits that fit a block of gate_up.
     """
     hidden, inner = model.hidden_size, model.intermediate_size
     qkv = model.q_size + 2 * model.kv_size
     stream = 2 * hidden * size.tokens * item
-    attention = max(qkv + 2 * model.q_size, 2 * hidden + model.q_size) * size.tokens * item
+    attention = max(qkv + model.q_size, 2 * hidden + model.q_size) * size.tokens * item
     gate_up = 2 * inner * size.tokens * item
     mlp = max(3 * inner, 2 * hidden + inner) * size.tokens * item
     head = size.nodes * model.vocab_size * item
@@ -59,6 +60,7 @@ def activation_bytes(model: ModelConfig, size: StepSize, item: int, on_cuda: boo
     splits = _SPLIT_PROGRAMS * _SPLIT_ROWS * (model.head_dim + 1) * 4
     beyond = 0 if head <= gate_up else head
     search = size.nodes * _SAMPLE_BYTES
+    attention = max(attention, (qkv + 2 * model.q_size) * size.tokens * item)
     return stream + attention + splits + mlp + beyond + search + _TOKEN_BYTES * size.tokens
 
 

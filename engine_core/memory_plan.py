@@ -77,9 +77,10 @@ def plan_memory(
     weights = weight_bytes(model, stored, placement)
     token_bytes = kv_bytes_per_token(model, item)
     cuda_context = parts.CONTEXT_BYTES + parts.KERNEL_BYTES if on_cuda else 0
+    left = max(0, free_bytes - cuda_context)
     try:
         pages = plan_num_pages(
-            free_bytes - cuda_context,
+            left,
             placement.mem_fraction,
             weights,
             config.page_size,
@@ -91,12 +92,12 @@ def plan_memory(
         return Refused(field, reason)
     tokens = pages * config.page_size
     if config.max_total_tokens is not None and pages < config.max_total_tokens // config.page_size:
+        size = gib(config.max_total_tokens * token_bytes)
         return Refused(
             "max_total_tokens",
-            f"{config.max_total_tokens} tokens of KV ({gib(config.max_total_tokens * token_bytes)}) "
-            f"do not fit beside {gib(weights)} of weights into {placement.mem_fraction} of "
-            f"{gib(free_bytes - cuda_context)} that are free; the memory allows {tokens}; ask for "
-            "less or raise --mem-fraction-static",
+            f"{config.max_total_tokens} tokens of KV, {size}, do not fit beside {gib(weights)} of "
+            f"weights into {placement.mem_fraction} of the {gib(left)} that "
+            f"are free; the memory allows {tokens}; ask for less or raise --mem-fraction-static",
         )
     nodes = config.max_running_requests * width
     # Without chunks a step takes in whatever the pool holds.
@@ -170,8 +171,8 @@ def _fitting(plan: MemoryPlan) -> MemoryPlan | Refused:
         flags.append("--cuda-graph-max-bs")
     return Refused(
         "mem_fraction_static",
-        f"{plan.mem_fraction}: {plan.num_tokens} tokens of KV and what serving takes beside it need "
-        f"{gib(needed)}, but {gib(plan.free_bytes)} are free: {listed}; lower it, "
+        f"{plan.mem_fraction}: {plan.num_tokens} tokens of KV and what serving takes beside it "
+        f"need {gib(needed)}, but {gib(plan.free_bytes)} are free: {listed}; lower it, "
         f"{', '.join(flags[:-1])} or {flags[-1]}",
     )
 
@@ -207,8 +208,8 @@ def plan_num_pages(
     pages = budget // (page_size * token_bytes) - 1
     if pages < 1:
         raise ValueError(
-            f"mem_fraction_static: {mem_fraction} of {free_bytes} free bytes leaves no room for "
-            f"KV beside {weight_bytes} bytes of weights; raise it or take a smaller model"
+            f"mem_fraction_static: {mem_fraction} of the {gib(free_bytes)} that are free leaves no "
+            f"room for KV beside {gib(weight_bytes)} of weights; raise it or take a smaller model"
         )
     if max_total_tokens is not None:
         if max_total_tokens < page_size:

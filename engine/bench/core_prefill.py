@@ -67,8 +67,8 @@ class CorePrefill:
         while core.has_work:
             finishes = [o.finish for o in core.step() if o.finish is not None]
             if finishes:
-                left -= len(finishes)
                 ended = time.perf_counter()
+                left -= sum(finish.kind == "length" for finish in finishes)
         refused = core.flush_cache()
         if left or refused is not None:
             raise RuntimeError(f"{left} of {prompts} prompts did not get their token")

@@ -18,7 +18,6 @@ from ...engine_core.step_bench import (
 from ..errors import LaunchError, LaunchRefused
 from ..launch import describe_exit
 
-
 _HEADER = (
     f"{'mode':<12}{'batch':>6}{'context':>9}{'drafts':>7}{'wall':>9}{'p90':>9}{'device':>9}"
     f"{'gap':>8}{'floor':>9}{'ratio':>7}{'replays':>9}{'of bare':>9}{'of plain':>9}"
