@@ -1,4 +1,4 @@
-"""The planned activations are what a forward pass holds at its peak, by the storages it makes."""
+"""What is planned against what is allocated: a forward pass's storages, and an engine on a GPU."""
 
 import gc
 from typing import Any
@@ -10,9 +10,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from outrider.engine.build import build_engine
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models.gpu_decoder import GpuDecoder
 from outrider.engine.weights import RandomTensors
+from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.memory_parts import StepSize, activation_bytes
 from outrider.engine_core.model_config import ModelConfig
 
@@ -83,3 +85,36 @@ def test_a_forward_pass_holds_what_is_planned(config: ModelConfig) -> None:
         model.raw_logits(hidden[-1:])
     planned = activation_bytes(config, StepSize(TOKENS, 1), 4, False)
     assert live.peak == planned
+
+
+@pytest.mark.gpu
+def test_timed_matmuls_share_the_memory_of_their_graphs() -> None:
+    from outrider.engine.gemm_table import GemmKey
+    from outrider.engine.gemm_timer import GemmTimer
+
+    shape = (4096, 4096)
+    weights = [torch.randn(shape, device=DEVICE).bfloat16() for _ in range(4)]
+    timer = GemmTimer({shape: weights})
+    with torch.inference_mode():
+        timer(GemmKey(*shape, 128, "bfloat16"), None)
+        before = torch.cuda.memory_reserved(DEVICE)
+        for tier in (16, 32, 64, 128) * 2:
+            timer(GemmKey(*shape, tier, "bfloat16"), None)
+    assert torch.cuda.memory_reserved(DEVICE) - before <= 4 << 20
+
+
+@pytest.mark.gpu
+def test_an_engine_takes_what_was_planned() -> None:
+    engine = build_engine(EngineConfig(model="pycoder", device="cuda", max_running_requests=8))
+    try:
+        report = engine.memory.report()
+    finally:
+        engine.shutdown()
+    assert report is not None
+    stages = {stage.stage: stage for stage in report.stages}
+    assert list(stages) == ["context", "weights", "pool", "state", "ready"]
+    plan = report.plan
+    weights = stages["weights"].allocated_bytes - stages["context"].allocated_bytes
+    assert weights - plan.weight_bytes - plan.state_bytes < 4 << 20
+    pool = stages["pool"].allocated_bytes - stages["weights"].allocated_bytes
+    assert 0 <= pool - plan.kv_bytes <= 512
