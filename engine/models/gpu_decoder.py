@@ -46,10 +46,13 @@ class GpuDecoder:
         self._linear = GpuLinear(device, dtype)
         self._block = math.gcd(config.intermediate_size, INTERLEAVE)
         self._head = head_to(read_head(source, config), dtype, device)
-        self._layers = [
-            self._interleaved(layer_to(read_layer(source, config, i), dtype, device))
-            for i in range(config.num_hidden_layers)
-        ]
+        self._layers: list[LayerWeights] = []
+        for index in range(config.num_hidden_layers):
+            layer = layer_to(read_layer(source, config, index), dtype, device)
+            self._layers.append(self._interleaved(layer))
+            if device.type == "cuda":
+                # Else the next layer's tensors settle in the copies' blocks, which stay for good.
+                torch.cuda.empty_cache()
         self._rotary = RotaryTable(config.rope, config.head_dim, config.context_length, device)
         # A table that grew would move away from under captured graphs.
         self._rotary.reserve(config.context_length)
