@@ -12,6 +12,7 @@ and outside torch's allocator. Cases that cannot fit are refused before anything
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -30,7 +31,8 @@ from outrider.engine_core.refusal import RefusedError
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.frontend.commands.plan import gpu_memory, make_plan
 
-QWEN = str(Path(__file__).parent / "configs" / "qwen3-8b")
+# As one would type it: results name it.
+QWEN = os.path.relpath(Path(__file__).parent / "configs" / "qwen3-8b")
 SHORT_TOKENS, NEW_TOKENS, DECODE_STEPS = 16, 400, 24
 LIMIT = 0.05  # of the measured peak
 

@@ -77,8 +77,8 @@ def build_engine(config: EngineConfig) -> Engine:
             raise RefusedError(resolved)
         with memory.guard("the capture of CUDA graphs"):
             worker.prepare(resolved)
+            engine = _assemble(resolved, worker, memory)
         memory.mark("ready")
-        engine = _assemble(resolved, worker, memory)
         report = memory.report()
         if report is not None:
             print(f"outrider: {memory_line(report)}", file=sys.stderr, flush=True)
@@ -240,9 +240,9 @@ def _make_pool(
 ) -> KVPool:
     try:
         return KVPool(plan.num_pages, plan.page_size, model_config, model.dtype, device)
-    except torch.OutOfMemoryError:
-        raise  # on a device, whose numbers say more
     except (RuntimeError, MemoryError) as error:
+        if device.type == "cuda":
+            raise  # its numbers say more
         reason = f"{plan.num_tokens} tokens of KV could not be allocated: {error}"
         raise RefusedError(Refused("max_total_tokens", reason)) from error
 

@@ -56,15 +56,31 @@ class DeviceMemory:
 
     @contextlib.contextmanager
     def guard(self, stage: str) -> Iterator[None]:
-        """Turn torch's out-of-memory error into a refusal with the plan's numbers."""
+        """Turn a device's out-of-memory error into a refusal with the plan's numbers."""
         try:
             yield
-        except torch.OutOfMemoryError as error:
-            free = torch.cuda.mem_get_info(self._device)[0] if self._on_cuda else 0
-            raise RefusedError(_ran_out(self.plan, stage, free, error)) from error
+        except RuntimeError as error:
+            cause = _out_of_memory(error)
+            if not self._on_cuda or cause is None:
+                raise
+            free = torch.cuda.mem_get_info(self._device)[0]
+            raise RefusedError(_ran_out(self.plan, stage, free, cause)) from error
 
 
-def _ran_out(plan: MemoryPlan, stage: str, free: int, error: Exception) -> Refused:
+def _out_of_memory(error: BaseException | None) -> BaseException | None:
+    """The error itself or what it came from, if memory was what lacked.
+
+    An interrupted capture fails once more at its end, and libraries have errors of their own.
+    """
+    while error is not None:
+        lacks = isinstance(error, torch.OutOfMemoryError)
+        if lacks or "out of memory" in str(error) or "ALLOC_FAILED" in str(error):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _ran_out(plan: MemoryPlan, stage: str, free: int, error: BaseException) -> Refused:
     listed = ", ".join(f"{name} {gib(size)}" for name, size in memory_parts(plan) if size)
     said = str(error).partition("\n")[0]
     return Refused(

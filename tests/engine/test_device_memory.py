@@ -102,8 +102,25 @@ def test_running_out_of_memory_is_a_refusal_with_numbers(monkeypatch: pytest.Mon
         "Tried to allocate 9 GiB.)",
     ):
         assert words in refused.reason
-    with pytest.raises(ValueError, match="else"), memory.guard("loading"):
-        raise ValueError("else")
+    with pytest.raises(RuntimeError, match="else"), memory.guard("loading"):
+        raise RuntimeError("else")
+
+
+@pytest.mark.parametrize("first", [torch.OutOfMemoryError("9 GiB"), RuntimeError("ALLOC_FAILED")])
+def test_what_lacked_is_found_behind_a_capture_that_was_cut_short(
+    monkeypatch: pytest.MonkeyPatch, first: RuntimeError
+) -> None:
+    FakeDevice(monkeypatch).hold(outside=1, reserved=138, peak=138)
+    memory = DeviceMemory(qwen_plan(), CUDA)
+
+    def capture() -> None:
+        try:
+            raise first
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    with pytest.raises(RefusedError, match=str(first)), memory.guard("the capture"):
+        capture()
 
 
 def test_an_engine_on_a_small_device_refuses_before_it_loads(
