@@ -1,7 +1,8 @@
 """What a step takes of a device's memory beside weights and KV, part by part.
 
 The parts follow the GPU path's allocations (``engine/models/gpu_decoder.py``, ``engine/gpu``):
-a change there belongs here too. Pinned rings are host memory. ``benchmarks/memory_gpu.py`` holds their sum against an engine.
+a change there belongs here too. Pinned rings are host memory. ``benchmarks/memory_gpu.py`` holds
+their sum against an engine.
 """
 
 from typing import NamedTuple
