@@ -18,6 +18,7 @@ from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model
 from ..engine_core.model_path import ModelNotFound, resolve_model
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.step_bench import (
+    PrefillRow,
     StepBenchAnswer,
     StepBenchReport,
     StepBenchSpec,
@@ -26,6 +27,7 @@ from ..engine_core.step_bench import (
     encode_line,
 )
 from ..engine_core.step_floor import streamed_bytes
+from .bench.core_prefill import CorePrefill, prefill_row
 from .bench.core_steps import CoreSteps
 from .bench.device_steps import DeviceSteps
 from .bench.rates import measure_rates
@@ -72,7 +74,11 @@ def measure(spec: StepBenchSpec) -> StepBenchReport:
         _say(f"built in {built - began:.1f} s")
         info = engine.info
         machine = _machine(engine, model)
+        engine.memory.forget_peak()
+        # The core's loop before what drives its worker without it.
+        prefills = list(_prefills(engine, spec, machine))
         rows = list(_rows(engine, spec, machine))
+        engine.memory.mark("serving")
         return StepBenchReport(
             model=info.model,
             device=info.device,
@@ -88,6 +94,8 @@ def measure(spec: StepBenchSpec) -> StepBenchReport:
             build_s=built - began,
             seconds=time.perf_counter() - began,
             rows=rows,
+            prefills=prefills,
+            memory=engine.memory.report(),
             config=config,
         )
     finally:
@@ -113,9 +121,28 @@ def _machine(engine: Engine, model: ModelConfig) -> Machine:
     )
 
 
+def _prefills(engine: Engine, spec: StepBenchSpec, machine: Machine) -> Iterator[PrefillRow]:
+    if not spec.prefill_lengths:
+        return
+    prefill = CorePrefill(engine, spec)
+    for length in spec.prefill_lengths:
+        for batch in spec.batch_sizes:
+            chunk = spec.config.chunked_prefill_size
+            chunk = batch * length if chunk == -1 else chunk
+            timing = prefill.measure(batch, length)
+            row = prefill_row(machine.model, machine.rates, batch, length, chunk, timing)
+            _say(
+                f"prefill of {batch} x {length} tokens in chunks of {chunk}: {row.wall_ms:.1f} ms, "
+                f"{row.tflop_per_s:.1f} TFLOP/s, {row.matmul_share:.1%} of the matmul rate"
+            )
+            yield row
+
+
 def _rows(engine: Engine, spec: StepBenchSpec, machine: Machine) -> Iterator[StepRow]:
     """The core's loop first: what follows drives its worker without it."""
     shapes = [(batch, context) for context in spec.contexts for batch in spec.batch_sizes]
+    if not shapes:
+        return
     if 0 in spec.draft_lengths:
         core = CoreSteps(engine, spec)
         for batch, context in shapes:

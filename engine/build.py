@@ -1,6 +1,8 @@
 """From a user's configuration to a worker and to an engine core that drives it."""
 
+import contextlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +14,22 @@ import torch
 from ..engine_core.assembly import Assembly, assemble, load_tail
 from ..engine_core.config import CoreConfig, EngineConfig, refuse_config, resolve_config
 from ..engine_core.core import EngineCore
-from ..engine_core.device_config import place
+from ..engine_core.device_config import Placement, place
+from ..engine_core.memory_parts import CONTEXT_BYTES, OVERRUN_TOKENS
+from ..engine_core.memory_plan import MemoryPlan, plan_memory
+from ..engine_core.memory_report import memory_line
 from ..engine_core.messages import CoreInfo
 from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
 from ..engine_core.model_path import ModelNotFound, resolve_model
 from ..engine_core.refusal import Refused, RefusedError
+from ..engine_core.safetensors_header import HeaderError, tensor_dtypes
 from ..engine_core.step_times import StepTimes, measure_times
 from ..engine_core.trace import TRACE_VERSION, TraceFile, TraceHeader, TraceWriter
 from ..engine_core.worker import WorkerInfo
+from .device_memory import DeviceMemory
 from .future_map import FutureMap
 from .host_memory import free_memory
-from .kv_pool import KVPool, bytes_per_token, plan_num_pages
+from .kv_pool import KVPool
 from .measure import StepTimer
 from .models import GpuModel, LoadFormat, Model, load_model
 from .step import StepRunner
@@ -30,10 +37,6 @@ from .threads import choose_num_threads
 from .weights import WeightsError
 from .worker import EngineWorker, TorchWorker
 
-# Steps in flight may run a finished request past its context: two rows of 64 tokens.
-_OVERRUN_TOKENS = 130
-# Without --max-total-tokens the pool holds this much for each running request, or two contexts.
-_TOKENS_PER_REQUEST = 1024
 TRACE_VARIABLE = "OUTRIDER_TRACE"
 
 T = TypeVar("T")
@@ -41,12 +44,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An assembled core, its worker, and what clients are told of both."""
+    """An assembled core, its worker, what clients are told of both, and the device's memory."""
 
     assembly: Assembly
     worker: EngineWorker
     info: CoreInfo
     trace_file: TraceFile | None
+    memory: DeviceMemory
 
     @property
     def core(self) -> EngineCore:
@@ -66,13 +70,19 @@ def build_engine(config: EngineConfig) -> Engine:
     ``OUTRIDER_TRACE`` names a file that records every step. Raises RefusedError naming the flag
     that is at fault.
     """
-    worker = build_worker(config)
+    worker, memory = _build_worker(config)
     try:
         resolved = resolve_config(config, worker.info())
         if isinstance(resolved, Refused):
             raise RefusedError(resolved)
-        worker.prepare(resolved)
-        return _assemble(resolved, worker)
+        with memory.guard("the capture of CUDA graphs"):
+            worker.prepare(resolved)
+            engine = _assemble(resolved, worker, memory)
+        memory.mark("ready")
+        report = memory.report()
+        if report is not None:
+            print(f"outrider: {memory_line(report)}", file=sys.stderr, flush=True)
+        return engine
     except BaseException:
         worker.shutdown()
         raise
@@ -82,8 +92,12 @@ def build_worker(config: EngineConfig) -> EngineWorker:
     """Load the model and start a worker on it.
 
     Raises RefusedError naming the flag: a model that is missing or unusable, a thread count that
-    the machine lacks, a KV pool that does not fit.
+    the machine lacks, a configuration that does not fit into the device's memory.
     """
+    return _build_worker(config)[0]
+
+
+def _build_worker(config: EngineConfig) -> tuple[EngineWorker, DeviceMemory]:
     refused = refuse_config(config)
     if refused is not None:
         raise RefusedError(refused)
@@ -96,13 +110,21 @@ def build_worker(config: EngineConfig) -> EngineWorker:
         raise RefusedError(placement)
     device = torch.device(placement.device)
     dtype: torch.dtype = getattr(torch, placement.dtype)
-    free_bytes = free_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    model = _guard("model", lambda: _load(folder, model_config, dtype, device, config.load_format))
-    memory = (free_bytes, placement.mem_fraction)
-    kv = _make_pool(config, model_config, model, memory, context, device)
+    plan = _plan(config, model_config, folder, placement)
+    memory = DeviceMemory(plan, device)
+    memory.mark("context")
+    with memory.guard("loading"):
+        model = _guard(
+            "model", lambda: _load(folder, model_config, dtype, device, config.load_format)
+        )
+    memory.release_cache()
+    memory.mark("weights")
+    with memory.guard("the KV pool"):
+        kv = _make_pool(plan, model_config, model, device)
+    memory.mark("pool")
     # Finished requests give their slot back a step later; twice the slots let others enter.
     max_slots = 2 * config.max_running_requests
-    max_pages = -(-(context + _OVERRUN_TOKENS) // config.page_size)
+    max_pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
     info = WorkerInfo(
         vocab_size=model_config.vocab_size,
         context_length=model_config.context_length,
@@ -111,7 +133,7 @@ def build_worker(config: EngineConfig) -> EngineWorker:
         max_slots=max_slots,
         eos_ids=model_config.eos_token_ids,
         weight_bytes=model.weight_bytes,
-        kv_bytes_per_token=bytes_per_token(model_config, model.dtype),
+        kv_bytes_per_token=plan.kv_bytes_per_token,
         num_threads=threads,
         device=device.type,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -120,13 +142,15 @@ def build_worker(config: EngineConfig) -> EngineWorker:
         # Loads triton, which machines without a GPU need not have.
         from .gpu.worker import GpuWorker
 
-        return GpuWorker(info, config, model, kv, max_pages)
+        worker = GpuWorker(info, config, model, kv, max_pages)
+        memory.mark("state")
+        return worker, memory
     state = FutureMap(max_slots, max_pages, model_config.vocab_size, device)
     runner = StepRunner(model, kv, state, model_config.vocab_size, config.simulate_accept_length)
-    return TorchWorker(info, runner, StepTimer(model, kv))
+    return TorchWorker(info, runner, StepTimer(model, kv)), memory
 
 
-def _assemble(resolved: CoreConfig, worker: EngineWorker) -> Engine:
+def _assemble(resolved: CoreConfig, worker: EngineWorker, memory: DeviceMemory) -> Engine:
     times: StepTimes | None = None
     if resolved.drafter is not None:
         times = measure_times(worker, resolved.max_running_requests * resolved.draft_width)
@@ -136,7 +160,7 @@ def _assemble(resolved: CoreConfig, worker: EngineWorker) -> Engine:
     trace_file = _open_trace(resolved, () if times is None else times.knots)
     trace = None if trace_file is None else TraceWriter(trace_file.write)
     assembly = assemble(resolved, worker, times, tail, trace)
-    return Engine(assembly, worker, _core_info(resolved), trace_file)
+    return Engine(assembly, worker, _core_info(resolved), trace_file, memory)
 
 
 def _core_info(resolved: CoreConfig) -> CoreInfo:
@@ -188,41 +212,38 @@ def _load(
     device: torch.device,
     load_format: LoadFormat,
 ) -> Model:
-    longer = msgspec.structs.replace(config, context_length=config.context_length + _OVERRUN_TOKENS)
+    longer = msgspec.structs.replace(config, context_length=config.context_length + OVERRUN_TOKENS)
     return load_model(folder, longer, dtype, device, load_format)
 
 
+def _plan(
+    config: EngineConfig, model: ModelConfig, folder: Path, placement: Placement
+) -> MemoryPlan:
+    """What the engine will take, before any of it is taken. Raises RefusedError."""
+    stored: dict[str, str] = {}
+    if config.load_format != "dummy":
+        with contextlib.suppress(HeaderError):  # loading says more of what is wrong
+            stored = tensor_dtypes(folder)
+    if placement.device == "cpu":
+        free = free_memory()
+    else:
+        # Asking makes the context, which the plan takes out of what was free before.
+        free = torch.cuda.mem_get_info(torch.device(placement.device))[0] + CONTEXT_BYTES
+    plan = plan_memory(config, model, stored, placement, free)
+    if isinstance(plan, Refused):
+        raise RefusedError(plan)
+    return plan
+
+
 def _make_pool(
-    config: EngineConfig,
-    model_config: ModelConfig,
-    model: Model,
-    memory: tuple[int, float],
-    context: int,
-    device: torch.device,
+    plan: MemoryPlan, model_config: ModelConfig, model: Model, device: torch.device
 ) -> KVPool:
-    enough = max(2 * context, config.max_running_requests * _TOKENS_PER_REQUEST)
-    pages = _guard(
-        "mem_fraction_static",
-        lambda: plan_num_pages(
-            *memory,
-            model.weight_bytes,
-            config.page_size,
-            bytes_per_token(model_config, model.dtype),
-            config.max_total_tokens or enough,
-        ),
-    )
-    if config.max_total_tokens is not None and pages < config.max_total_tokens // config.page_size:
-        raise RefusedError(
-            Refused(
-                "max_total_tokens",
-                f"{config.max_total_tokens} tokens of KV do not fit beside the weights; the memory "
-                f"allows {pages * config.page_size}; ask for less or raise --mem-fraction-static",
-            )
-        )
     try:
-        return KVPool(pages, config.page_size, model_config, model.dtype, device)
+        return KVPool(plan.num_pages, plan.page_size, model_config, model.dtype, device)
     except (RuntimeError, MemoryError) as error:
-        reason = f"{pages * config.page_size} tokens of KV could not be allocated: {error}"
+        if device.type == "cuda":
+            raise  # its numbers say more
+        reason = f"{plan.num_tokens} tokens of KV could not be allocated: {error}"
         raise RefusedError(Refused("max_total_tokens", reason)) from error
 
 

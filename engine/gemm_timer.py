@@ -38,6 +38,7 @@ class GemmTimer:
     ) -> None:
         self._weights = weights
         self._block = block
+        self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, key: GemmKey, config: SkinnyConfig | None) -> float:
         """Seconds of one call at the key's tier (at half of it for the lowest)."""
@@ -65,10 +66,12 @@ class GemmTimer:
         # Compiles and loads before the capture, which could not.
         call(weights[0])
         torch.cuda.synchronize()
+        # In the last graph's pool, which lives while that graph does: pools of their own add up.
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=None if self._graph is None else self._graph.pool()):
             for weight in itertools.islice(itertools.cycle(weights), count):
                 call(weight)
+        self._graph = graph
         graph.replay()
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPLAYS + 1)]
         marks[0].record()

@@ -3,7 +3,6 @@
 import torch
 
 from ..engine_core.memory_plan import kv_bytes_per_token
-from ..engine_core.memory_plan import plan_num_pages as plan_num_pages
 from ..engine_core.model_config import ModelConfig
 
 

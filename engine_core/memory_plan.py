@@ -1,10 +1,10 @@
 """What a configuration takes of the device's memory, from config.json and tensor types alone."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
+from . import memory_parts as parts
 from .config import EngineConfig
 from .device_config import DTYPE_BYTES, Placement
 from .drafter_spec import find_drafter
@@ -13,25 +13,20 @@ from .refusal import Refused
 
 GIB = 1 << 30
 TOKENS_PER_REQUEST = 1024  # of the KV pool for each running request, when nothing is asked for
-_OVERRUN_TOKENS = 130  # positions past the context that steps in flight may reach
-_CUBLAS_WORKSPACE = 32 << 20  # torch's default on Hopper
-_SLOT_BYTES = 64  # a slot's lengths, last token and sampling columns
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on the device. ``kv_bytes`` includes the sink page, ``num_pages`` does not.
+    """Bytes on the device; what is not there (graphs on a CPU) is 0.
 
-    ``weight_bytes`` and ``kv_bytes`` are exact; of what else a step needs:
-
-    - ``activation_bytes``: the larger of T * (2 hidden + max(2 q + 2 kv, 3 intermediate)) elements
-      in a layer (stream and normed stream; qkv and attention output, or gate_up and their product)
-      and T * 2 hidden elements + N * vocabulary logits in float32 (and in the computation type)
-      after the last. T = chunk tokens + N, N = running requests * verify width.
-    - ``graph_bytes``: the same with T = N = most requests of a CUDA graph * verify width; all
-      graphs share one pool, which the largest one fills. 0 on a CPU and without graphs.
-    - ``state_bytes``: page table, slots, requests' text for drafts on the device, rotary table; on
-      CUDA cuBLAS' workspace and the token counts of penalties, which are allocated with the first
-      request that has any.
+    ``free_bytes``: before the process starts. ``weight_bytes`` and ``kv_bytes`` are exact, the
+    latter with the sink page, which ``num_pages`` leaves out. For the other parts see
+    :mod:`.memory_parts`: ``context_bytes`` the driver's context and the kernels' code,
+    ``loading_bytes`` copies while weights are loaded, which are gone before the pool is made,
+    ``activation_bytes`` the largest step launched kernel by kernel (a prefill chunk beside verify
+    rows of all requests), ``graph_bytes`` the CUDA graphs, ``state_bytes`` page table, slots,
+    requests' text for drafts on the device and rotary table, ``workspace_bytes`` those of matmuls, ``allocator_bytes`` unused ends of
+    segments. ``total_bytes``: the peak, whichever is higher of loading and serving.
+    ``edit_bytes`` come on top once requests ask for penalties, bias or log-probabilities.
     """
 
     model: str
@@ -39,8 +34,10 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     free_bytes: int
     mem_fraction: float
+    context_bytes: int
     weight_bytes: int
     draft_weight_bytes: int
+    loading_bytes: int
     kv_bytes_per_token: int
     page_size: int
     num_pages: int
@@ -49,14 +46,10 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int
     graph_bytes: int
     state_bytes: int
+    workspace_bytes: int
+    allocator_bytes: int
     total_bytes: int
-
-
-class _Step(NamedTuple):
-    """Sizes of the largest step: query tokens, and rows of logits."""
-
-    tokens: int
-    nodes: int
+    edit_bytes: int
 
 
 def plan_memory(
@@ -69,7 +62,8 @@ def plan_memory(
     """Plan ``config`` on a device with ``free_bytes`` before anything is loaded.
 
     ``stored``: the checkpoint's tensor types by name, empty for dummy weights, which have the
-    types of ``model``. Refused with the numbers when it does not fit.
+    types of ``model``. On CUDA the driver's context is still to come out of ``free_bytes``, and
+    the static fraction is of what it leaves. Refused with the numbers when it does not fit.
     """
     context = config.context_length or model.context_length
     if context > model.context_length:
@@ -78,12 +72,15 @@ def plan_memory(
     width = _verify_width(config)
     if isinstance(width, Refused):
         return width
+    on_cuda = placement.device == "cuda"
     item = DTYPE_BYTES[placement.dtype]
     weights = weight_bytes(model, stored, placement)
     token_bytes = kv_bytes_per_token(model, item)
+    cuda_context = parts.CONTEXT_BYTES + parts.KERNEL_BYTES if on_cuda else 0
+    left = max(0, free_bytes - cuda_context)
     try:
         pages = plan_num_pages(
-            free_bytes,
+            left,
             placement.mem_fraction,
             weights,
             config.page_size,
@@ -93,53 +90,90 @@ def plan_memory(
     except ValueError as error:
         field, _, reason = str(error).partition(": ")
         return Refused(field, reason)
+    tokens = pages * config.page_size
     if config.max_total_tokens is not None and pages < config.max_total_tokens // config.page_size:
+        size = gib(config.max_total_tokens * token_bytes)
         return Refused(
             "max_total_tokens",
-            f"{config.max_total_tokens} tokens of KV ({config.max_total_tokens * token_bytes} "
-            f"bytes) do not fit beside {weights} bytes of weights into {placement.mem_fraction} "
-            f"of {free_bytes} free bytes; the memory allows {pages * config.page_size}; ask for "
-            "less or raise --mem-fraction-static",
+            f"{config.max_total_tokens} tokens of KV, {size}, do not fit beside {gib(weights)} of "
+            f"weights into {placement.mem_fraction} of the {gib(left)} that "
+            f"are free; the memory allows {tokens}; ask for less or raise --mem-fraction-static",
         )
-    on_cuda = placement.device == "cuda"
     nodes = config.max_running_requests * width
-    chunk = context if config.chunked_prefill_size == -1 else config.chunked_prefill_size
-    activations = _activation_bytes(model, _Step(chunk + nodes, nodes), item)
-    graphs = 0
-    if on_cuda and not config.disable_cuda_graph:
-        most = config.max_running_requests
-        rows = min(config.cuda_graph_max_bs or most, most)
-        graphs = _activation_bytes(model, _Step(rows * width, rows * width), item)
-    state = _state_bytes(config, model, context)
-    if on_cuda:
-        state += _CUBLAS_WORKSPACE + 4 * (2 * config.max_running_requests + 1) * model.vocab_size
-    kv_bytes = (pages + 1) * config.page_size * token_bytes
-    total = weights + kv_bytes + activations + graphs + state
-    if total > free_bytes:
-        return Refused(
-            "mem_fraction_static",
-            f"{placement.mem_fraction}: {weights} bytes of weights, {kv_bytes} of KV "
-            f"({pages * config.page_size} tokens), {activations} of activations, {graphs} of CUDA "
-            f"graphs and {state} of state are {total}, more than the {free_bytes} that are free; "
-            "lower it, --max-total-tokens, --max-running-requests or --chunked-prefill-size",
-        )
-    return MemoryPlan(
+    # Without chunks a step takes in whatever the pool holds.
+    chunk = config.chunked_prefill_size
+    chunk = tokens if chunk == -1 else min(chunk, tokens)
+    step = parts.StepSize(chunk + nodes, nodes)
+    plan = MemoryPlan(
         model=config.model,
         device=placement.device,
         dtype=placement.dtype,
         free_bytes=free_bytes,
         mem_fraction=placement.mem_fraction,
+        context_bytes=cuda_context,
         weight_bytes=weights,
         draft_weight_bytes=0,  # every drafter that is built so far proposes on the host
+        loading_bytes=(
+            parts.loading_bytes(model, config.load_format == "dummy", item) if on_cuda else 0
+        ),
         kv_bytes_per_token=token_bytes,
         page_size=config.page_size,
         num_pages=pages,
-        num_tokens=pages * config.page_size,
-        kv_bytes=kv_bytes,
-        activation_bytes=activations,
-        graph_bytes=graphs,
-        state_bytes=state,
-        total_bytes=total,
+        num_tokens=tokens,
+        kv_bytes=(pages + 1) * config.page_size * token_bytes,
+        activation_bytes=parts.activation_bytes(model, step, item, on_cuda),
+        graph_bytes=parts.graph_bytes(config, model, width, item) if on_cuda else 0,
+        state_bytes=parts.slot_bytes(config, context) + parts.rotary_bytes(model),
+        workspace_bytes=parts.workspace_bytes(model, nodes) if on_cuda else 0,
+        allocator_bytes=parts.allocator_bytes() if on_cuda else 0,
+        total_bytes=0,
+        edit_bytes=parts.edit_bytes(config, model, width) if on_cuda else 0,
+    )
+    return _fitting(msgspec.structs.replace(plan, total_bytes=_peak(plan)))
+
+
+def memory_parts(plan: MemoryPlan) -> tuple[tuple[str, int], ...]:
+    """Names and bytes of what is held while the engine serves."""
+    return (
+        ("CUDA context and kernels", plan.context_bytes),
+        ("weights", plan.weight_bytes),
+        ("draft weights", plan.draft_weight_bytes),
+        ("KV pool", plan.kv_bytes),
+        ("activations, at most", plan.activation_bytes),
+        ("CUDA graphs", plan.graph_bytes),
+        ("state", plan.state_bytes),
+        ("workspaces", plan.workspace_bytes),
+        ("unused ends of segments", plan.allocator_bytes),
+    )
+
+
+def gib(size: int) -> str:
+    """``size`` bytes in GiB, three decimals."""
+    return f"{size / GIB:.3f} GiB"
+
+
+def _peak(plan: MemoryPlan) -> int:
+    """The higher of loading (context, weights and the copies made of them) and serving."""
+    serving = sum(size for _, size in memory_parts(plan))
+    weights = plan.weight_bytes + plan.draft_weight_bytes
+    return max(serving, plan.context_bytes + weights + plan.loading_bytes)
+
+
+def _fitting(plan: MemoryPlan) -> MemoryPlan | Refused:
+    needed = plan.total_bytes + plan.edit_bytes
+    if needed <= plan.free_bytes:
+        return plan
+    listed = ", ".join(f"{name} {gib(size)}" for name, size in memory_parts(plan) if size)
+    if plan.edit_bytes:
+        listed += f", penalties and log-probabilities of all requests {gib(plan.edit_bytes)}"
+    flags = ["--max-total-tokens", "--max-running-requests", "--chunked-prefill-size"]
+    if plan.graph_bytes:
+        flags.append("--cuda-graph-max-bs")
+    return Refused(
+        "mem_fraction_static",
+        f"{plan.mem_fraction}: {plan.num_tokens} tokens of KV and what serving takes beside it "
+        f"need {gib(needed)}, but {gib(plan.free_bytes)} are free: {listed}; lower it, "
+        f"{', '.join(flags[:-1])} or {flags[-1]}",
     )
 
 
@@ -174,8 +208,8 @@ def plan_num_pages(
     pages = budget // (page_size * token_bytes) - 1
     if pages < 1:
         raise ValueError(
-            f"mem_fraction_static: {mem_fraction} of {free_bytes} free bytes leaves no room for "
-            f"KV beside {weight_bytes} bytes of weights; raise it or take a smaller model"
+            f"mem_fraction_static: {mem_fraction} of the {gib(free_bytes)} that are free leaves no "
+            f"room for KV beside {gib(weight_bytes)} of weights; raise it or take a smaller model"
         )
     if max_total_tokens is not None:
         if max_total_tokens < page_size:
@@ -243,21 +277,3 @@ def _verify_width(config: EngineConfig) -> int | Refused:
         return 1
     spec = find_drafter(config.speculative_algorithm)
     return spec if isinstance(spec, Refused) else config.num_draft_tokens(spec)
-
-
-def _activation_bytes(model: ModelConfig, step: _Step, item: int) -> int:
-    stream = 2 * model.hidden_size
-    attention = 2 * model.q_size + 2 * model.kv_size
-    layer = step.tokens * (stream + max(attention, 3 * model.intermediate_size)) * item
-    logit = 4 + (item if item != 4 else 0)
-    return max(layer, step.tokens * stream * item + step.nodes * model.vocab_size * logit)
-
-
-def _state_bytes(config: EngineConfig, model: ModelConfig, context: int) -> int:
-    slots = 2 * config.max_running_requests
-    pages = -(-(context + _OVERRUN_TOKENS) // config.page_size)
-    rotary = (model.context_length + _OVERRUN_TOKENS) * model.head_dim * 4
-    text = 0  # of requests, for drafts on the device
-    if config.speculative_ngram_source != "cpu":
-        text = 4 * pages * config.page_size
-    return slots * (4 * pages + _SLOT_BYTES + text) + rotary

@@ -3,11 +3,13 @@
 import msgspec
 
 from .config import EngineConfig
+from .memory_report import MemoryReport
 
 
 class StepBenchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every batch size at every context with every draft length, ``steps`` decode steps each.
 
+    ``prefill_lengths``: prompts of so many tokens are prefilled, every batch size of each.
     ``config`` is plain; its pool and its running requests are sized for the largest of these.
     """
 
@@ -16,6 +18,7 @@ class StepBenchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     contexts: tuple[int, ...]
     draft_lengths: tuple[int, ...]
     steps: int
+    prefill_lengths: tuple[int, ...] = ()
     seed: int = 0
 
 
@@ -67,12 +70,40 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     verify_over_plain: float | None
 
 
+class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefill of ``batch_size`` prompts of ``prompt_tokens`` tokens through the core's loop.
+
+    - ``chunk_tokens``: the most prompt tokens of a step, over all requests; ``steps``: those it
+      took, mean of the turns.
+    - ``wall_ms``: median time until every prompt has its one token; ``device_ms``: mean time of
+      the steps on the device.
+    - ``linear_operations``: 2 x elements x tokens of the layers' matrices, and of the output head
+      for the last tokens; ``attention_operations``: causal, 4 x query width x tokens seen.
+    - ``tflop_per_s``: of both over wall_ms; ``matmul_share``: that over the measured matmul rate,
+      ``device_matmul_share``: the same over device_ms.
+    """
+
+    batch_size: int
+    prompt_tokens: int
+    chunk_tokens: int
+    steps: float
+    wall_ms: float
+    device_ms: float
+    tokens_per_s: float
+    linear_operations: int
+    attention_operations: int
+    tflop_per_s: float
+    matmul_share: float
+    device_matmul_share: float
+
+
 class StepBenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was measured. ``build_s``: loading, and capturing graphs; ``seconds``: all.
 
     ``copy_gb_per_s`` counts bytes read and bytes written; ``matmul_tflop_per_s`` is of square
     matrices of random numbers in ``rate_dtype``. ``streamed_bytes``: the weights without an
-    embedding table of their own.
+    embedding table of their own. ``memory``: of a CUDA device, without what measuring the rates
+    took.
     """
 
     model: str
@@ -89,6 +120,8 @@ class StepBenchReport(msgspec.Struct, frozen=True, kw_only=True):
     build_s: float
     seconds: float
     rows: list[StepRow]
+    prefills: list[PrefillRow]
+    memory: MemoryReport | None
     config: EngineConfig
 
 

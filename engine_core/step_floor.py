@@ -26,6 +26,18 @@ class StepWork(NamedTuple):
         return weights + self.kv_bytes / rates.copy
 
 
+class PrefillOperations(NamedTuple):
+    """Operations of whole prompts: of the matrices, and of attention over what each token sees."""
+
+    linear: int
+    attention: int
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.linear + self.attention
+
+
 def step_work(
     model: ModelConfig,
     streamed_bytes: int,
@@ -45,6 +57,24 @@ def step_work(
         weight_bytes=streamed_bytes,
         kv_bytes=round(rows * seen * kv_bytes_per_token / layers),
         operations=2 * tokens * matmul_elements(model),
+    )
+
+
+def prefill_operations(model: ModelConfig, prompts: int, length: int) -> PrefillOperations:
+    """The prefill of ``prompts`` of ``length`` tokens each, with logits of their last ones.
+
+    A multiplication and an addition count as two. A token's queries meet it and the tokens before
+    it (in a layer with a sliding window, those inside): products with keys, and with values.
+    """
+    head = model.vocab_size * model.hidden_size
+    matrices = matmul_elements(model) - head
+    seen = 0
+    for window in model.sliding_windows:
+        full = min(length, window) if window else length
+        seen += full * (full + 1) // 2 + (length - full) * full
+    return PrefillOperations(
+        linear=2 * prompts * (length * matrices + head),
+        attention=4 * prompts * seen * model.q_size,
     )
 
 

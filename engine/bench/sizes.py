@@ -27,7 +27,7 @@ def verify_tokens(spec: StepBenchSpec, context: int) -> int:
 
 
 def sized(spec: StepBenchSpec, context_length: int) -> EngineConfig | Refused:
-    """The engine's configuration with slots and KV for the largest batch at each context."""
+    """The engine's configuration with slots and KV for the largest batch at each length."""
     page = spec.config.page_size
     largest = 0
     for context in spec.contexts:
@@ -43,6 +43,14 @@ def sized(spec: StepBenchSpec, context_length: int) -> EngineConfig | Refused:
                     "--chunked-prefill-size",
                 )
             largest = max(largest, batch_size * (-(-longest // page) + _SPARE_PAGES))
+    for length in spec.prefill_lengths:
+        if length >= context_length:
+            return Refused(
+                "prefill_lengths",
+                f"{length}: a prompt and its token are past the model's {context_length}; ask for "
+                "less",
+            )
+        largest = max(largest, max(spec.batch_sizes) * (-(-(length + 1) // page) + _SPARE_PAGES))
     return msgspec.structs.replace(
         spec.config,
         max_total_tokens=largest * page,

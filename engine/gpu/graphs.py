@@ -90,12 +90,10 @@ class StepGraphs:
         self._pad(block, staging)
         views = split_device(block, staging)
         out = self._step.new_output(tier.rows, tier.width)
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # compiles kernels and warms the libraries up
-                self._step.run(views, shape, out)
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        # Compiles kernels and warms the libraries up; on a stream of its own it would leave cuBLAS'
+        # workspace for that stream behind, once a tier.
+        for _ in range(2):
+            self._step.run(views, shape, out)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):

@@ -44,7 +44,8 @@ class GpuWorker:
         """``max_pages``: pages of the longest sequence, with what steps in flight overrun."""
         self._info = info
         self._use_graphs = not config.disable_cuda_graph
-        self._max_graph_rows = config.cuda_graph_max_bs or config.max_running_requests
+        running = config.max_running_requests
+        self._max_graph_rows = min(config.cuda_graph_max_bs or running, running)
         self._device = kv.data.device
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device)
         self._model = model

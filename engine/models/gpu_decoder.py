@@ -46,10 +46,13 @@ class GpuDecoder:
         self._linear = GpuLinear(device, dtype)
         self._block = math.gcd(config.intermediate_size, INTERLEAVE)
         self._head = head_to(read_head(source, config), dtype, device)
-        self._layers = [
-            self._interleaved(layer_to(read_layer(source, config, i), dtype, device))
-            for i in range(config.num_hidden_layers)
-        ]
+        self._layers: list[LayerWeights] = []
+        for index in range(config.num_hidden_layers):
+            layer = layer_to(read_layer(source, config, index), dtype, device)
+            self._layers.append(self._interleaved(layer))
+            if device.type == "cuda":
+                # Else the next layer's tensors settle in the copies' blocks, which stay for good.
+                torch.cuda.empty_cache()
         self._rotary = RotaryTable(config.rope, config.head_dim, config.context_length, device)
         # A table that grew would move away from under captured graphs.
         self._rotary.reserve(config.context_length)
@@ -101,12 +104,23 @@ class GpuDecoder:
         for index, layer in enumerate(self._layers):
             if index in capture_layers:
                 captured.append(stream.clone())
-            context = self._attention(index, layer, normed, batch, kv)
-            stream, normed = self._add(context, layer.o, layer.o_bias, stream, layer.post_norm)
-            gated = self._linear.linear_silu_mul(
-                normed, layer.gate_up, bias=layer.gate_up_bias, block=self._block
+            # Nested, so that no name keeps a long prefill's tensors alive into the next matmul.
+            stream, normed = self._add(
+                self._attention(index, layer, normed, batch, kv),
+                layer.o,
+                layer.o_bias,
+                stream,
+                layer.post_norm,
             )
-            stream, normed = self._add(gated, layer.down, layer.down_bias, stream, after[index])
+            stream, normed = self._add(
+                self._linear.linear_silu_mul(
+                    normed, layer.gate_up, bias=layer.gate_up_bias, block=self._block
+                ),
+                layer.down,
+                layer.down_bias,
+                stream,
+                after[index],
+            )
         if len(self._layers) in capture_layers:
             captured.append(stream.clone())
         return normed, captured

@@ -6,7 +6,9 @@ import sys
 
 import msgspec
 
+from ...engine_core.memory_report import memory_line
 from ...engine_core.step_bench import (
+    PrefillRow,
     StepBenchReport,
     StepBenchSpec,
     StepRow,
@@ -15,6 +17,15 @@ from ...engine_core.step_bench import (
 )
 from ..errors import LaunchError, LaunchRefused
 from ..launch import describe_exit
+
+_HEADER = (
+    f"{'mode':<12}{'batch':>6}{'context':>9}{'drafts':>7}{'wall':>9}{'p90':>9}{'device':>9}"
+    f"{'gap':>8}{'floor':>9}{'ratio':>7}{'replays':>9}{'of bare':>9}{'of plain':>9}"
+)
+_PREFILL_HEADER = (
+    f"{'mode':<12}{'batch':>6}{'tokens':>9}{'chunk':>7}{'steps':>9}{'wall':>9}{'device':>9}"
+    f"{'tokens/s':>12}{'TFLOP/s':>9}{'of matmul':>11}"
+)
 
 
 def step_command() -> list[str]:
@@ -53,15 +64,21 @@ def bench_steps(spec: StepBenchSpec) -> StepBenchReport:
 
 
 def steps_table(report: StepBenchReport) -> str:
-    """The rates and a line a row, times in milliseconds."""
+    """The rates, a line a row with times in milliseconds, and the device's memory."""
     lines = [
         f"{report.model} in {report.dtype} on {report.device_name}: copy "
         f"{report.copy_gb_per_s:.0f} GB/s, matmul {report.matmul_tflop_per_s:.2f} TFLOP/s, "
         f"{report.streamed_bytes / 1e9:.2f} GB of weights a step",
-        f"{'mode':<12}{'batch':>6}{'context':>9}{'drafts':>7}{'wall':>9}{'p90':>9}{'device':>9}"
-        f"{'gap':>8}{'floor':>9}{'ratio':>7}{'replays':>9}{'of bare':>9}{'of plain':>9}",
     ]
-    return "\n".join(lines + [_line(row) for row in report.rows])
+    if report.rows:
+        lines.append(_HEADER)
+    lines += [_line(row) for row in report.rows]
+    if report.prefills:
+        lines.append(_PREFILL_HEADER)
+    lines += [_prefill_line(row) for row in report.prefills]
+    if report.memory is not None:
+        lines.append(memory_line(report.memory))
+    return "\n".join(lines)
 
 
 def _line(row: StepRow) -> str:
@@ -71,6 +88,14 @@ def _line(row: StepRow) -> str:
         f"{_optional(row.gap_ms):>8}{row.floor_ms:>9.3f}{row.ratio:>7.2f}"
         f"{_optional(row.replay_share):>9}{_optional(row.share_of_bare):>9}"
         f"{_optional(row.verify_over_plain):>9}"
+    )
+
+
+def _prefill_line(row: PrefillRow) -> str:
+    return (
+        f"{'prefill':<12}{row.batch_size:>6}{row.prompt_tokens:>9}{row.chunk_tokens:>7}"
+        f"{row.steps:>9.1f}{row.wall_ms:>9.2f}{row.device_ms:>9.2f}{row.tokens_per_s:>12.0f}"
+        f"{row.tflop_per_s:>9.2f}{row.matmul_share:>11.3f}"
     )
 
 

@@ -195,24 +195,33 @@ def _step(args: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="outrider bench step",
         usage="outrider bench step --model MODEL [--batch-size N ...] [--context N ...] "
-        "[--draft-lengths N ...] [--steps N] [--json FILE] [flags]",
+        "[--draft-lengths N ...] [--prefill-lengths N ...] [--steps N] [--json FILE] [flags]",
         description="Time decode steps through the engine's loop, and verify steps through its "
-        "worker, beside the floor: bytes and operations at rates measured in the same run.",
+        "worker, beside the floor: bytes and operations at rates measured in the same run. "
+        "Prefill of whole prompts is timed beside the matmul rate, alone unless --context or "
+        "--draft-lengths is given too.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--batch-size", type=_positive, nargs="+", default=[1], metavar="N", help="requests"
     )
     parser.add_argument(
-        "--context", type=_positive, nargs="+", default=[512], metavar="N", help="prompt tokens"
+        "--context", type=_positive, nargs="+", metavar="N", help="prompt tokens (default: 512)"
     )
     parser.add_argument(
         "--draft-lengths",
         type=_draft_length,
         nargs="+",
-        default=[0],
         metavar="N",
-        help="drafts verified a request; 0: plain decoding",
+        help="drafts verified a request; 0: plain decoding (default: 0)",
+    )
+    parser.add_argument(
+        "--prefill-lengths",
+        type=_positive,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="tokens of prompts to prefill, in steps of --chunked-prefill-size tokens",
     )
     parser.add_argument("--steps", type=_positive, default=64, metavar="N", help="steps timed")
     parser.add_argument("--json", metavar="FILE", help="write all results here")
@@ -226,13 +235,17 @@ def _step(args: list[str]) -> int:
     from ...engine_core.step_bench import StepBenchSpec
     from ..bench.steps import bench_steps, steps_table
 
+    contexts, drafts = namespace.context or [512], namespace.draft_lengths or [0]
+    if namespace.prefill_lengths and namespace.context is namespace.draft_lengths is None:
+        contexts = []
     report = bench_steps(
         StepBenchSpec(
             config=config,
             batch_sizes=tuple(dict.fromkeys(namespace.batch_size)),
-            contexts=tuple(dict.fromkeys(namespace.context)),
-            draft_lengths=tuple(dict.fromkeys(namespace.draft_lengths)),
+            contexts=tuple(dict.fromkeys(contexts)),
+            draft_lengths=tuple(dict.fromkeys(drafts)),
             steps=namespace.steps,
+            prefill_lengths=tuple(dict.fromkeys(namespace.prefill_lengths)),
         )
     )
     _say(print_config(report.config))

@@ -9,7 +9,7 @@ import msgspec
 
 from ...engine_core.config import EngineConfig
 from ...engine_core.device_config import place
-from ...engine_core.memory_plan import GIB, MemoryPlan, plan_memory
+from ...engine_core.memory_plan import GIB, MemoryPlan, memory_parts, plan_memory
 from ...engine_core.model_config import ModelConfigError, load_model_config
 from ...engine_core.model_path import resolve_model
 from ...engine_core.refusal import Refused, RefusedError
@@ -60,8 +60,11 @@ def make_plan(config: EngineConfig, memory: int | None) -> MemoryPlan:
     folder = resolve_model(config.model, config.revision)
     try:
         model = load_model_config(folder)
+    except ModelConfigError as error:
+        raise RefusedError(Refused("model", str(error))) from None
+    try:
         stored = {} if config.load_format == "dummy" else tensor_dtypes(folder)
-    except (ModelConfigError, HeaderError) as error:
+    except HeaderError as error:
         raise OutriderError(str(error)) from None
     placement = place(config, True, model.torch_dtype)
     if isinstance(placement, Refused):
@@ -88,20 +91,23 @@ def gpu_memory() -> int | None:
 
 def plan_table(plan: MemoryPlan) -> str:
     """The plan as lines of text, sizes in GiB."""
-    graphs = "" if plan.graph_bytes else "  (none)"
-    rows = (
-        ("weights", plan.weight_bytes, ""),
-        ("draft weights", plan.draft_weight_bytes, ""),
-        ("KV pool", plan.kv_bytes, f"  {plan.num_tokens:,} tokens, {plan.num_pages:,} pages"),
-        ("activations, at most", plan.activation_bytes, ""),
-        ("CUDA graphs", plan.graph_bytes, graphs),
-        ("state and workspaces", plan.state_bytes, ""),
-        ("total", plan.total_bytes, f"  {plan.total_bytes / plan.free_bytes:.1%} of free"),
+    notes = {
+        "KV pool": f"  {plan.num_tokens:,} tokens, {plan.num_pages:,} pages",
+        "CUDA graphs": "" if plan.graph_bytes else "  (none)",
+    }
+    rows = [(name, size, notes.get(name, "")) for name, size in memory_parts(plan)]
+    rows += [
+        ("peak", plan.total_bytes, f"  {plan.total_bytes / plan.free_bytes:.1%} of free"),
         ("free", plan.free_bytes, f"  weights and KV may take {plan.mem_fraction:g} of it"),
-    )
+    ]
+    if plan.device == "cuda":
+        rows += [
+            ("copies while loading", plan.loading_bytes, "  gone before the KV pool is made"),
+            ("penalties, logprobs", plan.edit_bytes, "  on top, if all requests ask for them"),
+        ]
     lines = [f"{plan.model} in {plan.dtype} on {plan.device}, pages of {plan.page_size} tokens"]
-    lines += [f"{name:<22}{size / GIB:>10.3f} GiB{note}" for name, size, note in rows]
-    lines.append(f"{'KV a token':<22}{plan.kv_bytes_per_token:>10,} bytes")
+    lines += [f"{name:<26}{size / GIB:>10.3f} GiB{note}" for name, size, note in rows]
+    lines.append(f"{'KV a token':<26}{plan.kv_bytes_per_token:>10,} bytes")
     return "\n".join(lines)
 
 

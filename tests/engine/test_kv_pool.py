@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.kv_pool import KVPool, bytes_per_token, plan_num_pages
+from outrider.engine.kv_pool import KVPool, bytes_per_token
 from outrider.engine.threads import available_cores, choose_num_threads, pick
+from outrider.engine_core.memory_plan import plan_num_pages
 from outrider.engine_core.model_config import ModelConfig, load_model_config
 
 from .checkpoints import save

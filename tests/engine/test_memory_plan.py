@@ -13,7 +13,12 @@ from outrider.engine.models import load_model
 from outrider.engine.weights import RandomTensors
 from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.device_config import Placement
-from outrider.engine_core.memory_plan import MemoryPlan, plan_memory, weight_bytes
+from outrider.engine_core.memory_plan import (
+    MemoryPlan,
+    memory_parts,
+    plan_memory,
+    weight_bytes,
+)
 from outrider.engine_core.model_config import ModelConfig, load_model_config
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.safetensors_header import HeaderError, tensor_dtypes
@@ -65,33 +70,81 @@ def test_qwen3_8b_by_hand() -> None:
     assert plan.weight_bytes == 2 * 8_190_735_360
     assert plan.kv_bytes_per_token == 2 * 36 * 8 * 128 * 2 == 147_456
     assert plan.num_tokens == 2 * 40_960  # two contexts are more than 48 * 1,024
-    nodes = 48 * 12
-    logits = nodes * 151_936 * (4 + 2)
-    assert plan.graph_bytes == nodes * 2 * 4096 * 2 + logits
-    assert plan.activation_bytes == (512 + nodes) * 2 * 4096 * 2 + logits
+    nodes, splits = 48 * 12, 264 * 128 * (128 + 1) * 4
+    # A token: stream and norm; qkv, query and context; gate_up and their product; ids and slots.
+    token = 2 * (2 * 4096 + (6144 + 2 * 4096) + 3 * 12_288) + 64
+    logits = nodes * (151_936 * 2 + 52 * 2048 + 4096)
+    assert plan.activation_bytes == (512 + nodes) * token + splits + logits
+    # 9 sizes of up to 48 rows with 1 + 6 sizes of up to 12 tokens, greedy and sampling, 380
+    # kernels each.
+    kernels = 2 * 9 * 7 * 380 * 4096
+    assert plan.graph_bytes == nodes * token + splits + logits + (20 << 20) + kernels
+    assert plan.workspace_bytes == 2 * (32 << 20) + 8 * 128 * 6144 * 4
+    assert plan.loading_bytes == 2 * 12_288 * 4096 * 2
+    assert plan.total_bytes == sum(size for _, size in memory_parts(plan))
     assert fits(QWEN, ON_CUDA, 139 * GIB, disable_cuda_graph=True).graph_bytes == 0
     small = fits(QWEN, ON_CUDA, 139 * GIB, speculative_algorithm="NGRAM", cuda_graph_max_bs=4)
-    assert small.graph_bytes * 12 == plan.graph_bytes
+    assert small.graph_bytes < plan.graph_bytes / 3
     fields: dict[str, object] = {"speculative_algorithm": "NGRAM"}
     texts = fits(QWEN, ON_CUDA, 139 * GIB, speculative_ngram_source="both", **fields)
     pages = -(-(40_960 + 130) // 16)
-    assert texts.state_bytes - plan.state_bytes == 96 * pages * 16 * 4
-    filled = fits(QWEN, ON_CUDA, 139 * GIB, max_running_requests=4096)
-    share = (filled.weight_bytes + filled.kv_bytes) / (139 * GIB)
-    assert 0.9 - 16 * 147_456 / (139 * GIB) < share <= 0.9
+    assert texts.state_bytes - plan.state_bytes == 97 * pages * 16 * 4
+    # Edits: the logits three times in float32, counts and lists of the slots, graphs of their own.
+    edits = 3 * 4 * nodes * 151_936 + 97 * 4 * (151_936 + 1024)
+    assert plan.edit_bytes == edits + kernels
+
+
+def test_the_static_fraction_is_of_what_the_context_leaves() -> None:
+    plan = fits(QWEN, ON_CUDA, 139 * GIB, max_running_requests=1024)
+    assert plan.num_tokens < 1024 * 1024
+    left = 139 * GIB - plan.context_bytes
+    assert plan.context_bytes == 600 << 20
+    share = (plan.weight_bytes + plan.kv_bytes) / left
+    assert 0.9 - 16 * 147_456 / left < share <= 0.9
+    assert plan.total_bytes + plan.edit_bytes <= 139 * GIB
+
+
+def test_a_chunk_is_no_longer_than_the_pool() -> None:
+    whole = fits(QWEN, ON_CUDA, 139 * GIB, chunked_prefill_size=-1, max_total_tokens=4096)
+    chunked = fits(QWEN, ON_CUDA, 139 * GIB, chunked_prefill_size=8192, max_total_tokens=4096)
+    assert whole.activation_bytes == chunked.activation_bytes
+
+
+def test_loading_can_be_the_peak() -> None:
+    wide = msgspec.structs.replace(load_model_config(QWEN), num_hidden_layers=1, vocab_size=64)
+    config = EngineConfig(
+        model="wide", load_format="dummy", max_total_tokens=16, chunked_prefill_size=1,
+        max_running_requests=1, disable_cuda_graph=True,
+    )  # fmt: skip
+    plan = plan_memory(config, wide, {}, ON_CUDA, 139 * GIB)
+    assert isinstance(plan, MemoryPlan)
+    assert plan.total_bytes == plan.context_bytes + plan.weight_bytes + plan.loading_bytes
 
 
 @pytest.mark.parametrize(
     ("fields", "free", "field", "words"),
     [
-        ({}, 16, "mem_fraction_static", "16381470720 bytes of weights"),
-        ({"max_total_tokens": 900_000}, 139, "max_total_tokens", "the memory allows 799840"),
+        ({}, 16, "mem_fraction_static", "leaves no room for KV beside 15.256 GiB of weights"),
+        (
+            {"max_total_tokens": 900_000},
+            139,
+            "max_total_tokens",
+            "allows 796000; ask for less or raise --mem-fraction-static",
+        ),
         ({"context_length": 50_000}, 139, "context_length", "exceeds the model's 40960"),
         (
             {"max_running_requests": 4096, "speculative_algorithm": "NGRAM"},
             139,
             "mem_fraction_static",
-            "are 230678082048, more than the 149250113536 that are free",
+            r"need 263\.\d+ GiB, but 139\.000 GiB are free: .*weights 15\.256 GiB.*"
+            r"CUDA graphs 24\..*; lower it, --max-total-tokens, --max-running-requests, "
+            "--chunked-prefill-size or --cuda-graph-max-bs",
+        ),
+        (
+            {"max_total_tokens": 40_000, "chunked_prefill_size": -1},
+            24,
+            "mem_fraction_static",
+            r"need 2\d\.\d+ GiB, but 24\.000 GiB are free: .*activations",
         ),
     ],
 )
@@ -102,6 +155,21 @@ def test_what_does_not_fit_is_refused_with_numbers(
     assert isinstance(refused, Refused)
     assert refused.field == field
     assert re.search(words, refused.reason), refused.reason
+
+
+@pytest.mark.parametrize(
+    ("free", "fraction", "words"),
+    [
+        (139, 0.05, "0.05 of the 138.414 GiB that are free leaves no room"),
+        (0.25, 0.9, "0.9 of the 0.000 GiB that are free leaves no room"),
+    ],
+)
+def test_a_model_that_cannot_fit_is_refused(free: float, fraction: float, words: str) -> None:
+    placement = ON_CUDA._replace(mem_fraction=fraction)
+    refused = planned(QWEN, placement, int(free * GIB))
+    assert isinstance(refused, Refused)
+    assert refused.field == "mem_fraction_static"
+    assert words in refused.reason
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from outrider.engine_core.step_floor import (
     Rates,
     StepWork,
     matmul_elements,
+    prefill_operations,
     step_work,
     streamed_bytes,
 )
@@ -52,6 +53,22 @@ def test_windows_bound_what_is_read() -> None:
     half = msgspec.structs.replace(QWEN, sliding_windows=(128, 0) * 18)
     assert step_work(half, 1, 72, rows=2, tokens=2, length=1000).kv_bytes == 2 * 36 * 1128
     assert step_work(half, 1, 72, rows=2, tokens=2, length=100).kv_bytes == 2 * 72 * 100
+
+
+def test_prefill_of_an_8b_model() -> None:
+    # A layer has 4096 x (4096 + 6144) + 3 x 4096 x 12,288 elements; a token sees half of 8,192.
+    work = prefill_operations(QWEN, prompts=2, length=8192)
+    layer = 4096 * (4096 + 6144) + 3 * 4096 * 12_288
+    assert work.linear == 2 * 2 * (8192 * 36 * layer + 151_936 * 4096)
+    assert work.attention == 2 * 36 * 4 * (8192 * 8193 // 2) * 4096
+    assert work.total == pytest.approx(2.67e14, rel=1e-2)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 9])
+def test_prefill_sees_causally_and_through_windows(length: int) -> None:
+    model = msgspec.structs.replace(QWEN, num_hidden_layers=2, sliding_windows=(4, 0))
+    seen = sum(min(i + 1, 4) + i + 1 for i in range(length))
+    assert prefill_operations(model, 3, length).attention == 3 * 4 * seen * model.q_size
 
 
 def test_a_table_that_is_the_head_is_read() -> None:

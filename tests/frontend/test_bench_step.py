@@ -78,10 +78,38 @@ def test_steps_are_measured_beside_their_floor(
     assert "max_total_tokens=" in shown.err
 
 
+def test_prefill_is_measured_beside_the_matmul_rate(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prefill.json"
+    sizes = ("--batch-size", "2", "--prefill-lengths", "50", "7", "--chunked-prefill-size", "32")
+    status = run("--model", tiny, *sizes, *FLAGS, "--json", str(file))
+    shown = capsys.readouterr()
+    assert status == 0, shown.err
+    report = json.loads(file.read_text())
+    assert report["rows"] == []
+    assert report["memory"] is None
+    assert [row["prompt_tokens"] for row in report["prefills"]] == [50, 7]
+    for row, steps in zip(report["prefills"], (4, 1), strict=True):
+        tokens = row["prompt_tokens"]
+        assert (row["batch_size"], row["chunk_tokens"], row["steps"]) == (2, 32, steps)
+        assert row["device_ms"] > 0
+        assert row["tokens_per_s"] == pytest.approx(2 * tokens / row["wall_ms"] * 1e3)
+        layer = 64 * (64 + 128) + 3 * 64 * 128
+        assert row["linear_operations"] == 2 * 2 * (tokens * 2 * layer + 512 * 64)
+        assert row["attention_operations"] == 2 * 2 * 4 * (tokens * (tokens + 1) // 2) * 64
+        done = (row["linear_operations"] + row["attention_operations"]) * 1e-9 / row["wall_ms"]
+        assert row["tflop_per_s"] == pytest.approx(done)
+        assert row["matmul_share"] == pytest.approx(done / report["matmul_tflop_per_s"])
+    assert "prefill" in shown.out
+    assert "draft" not in shown.out
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (("--context", "500"), "past the model's 512"),
+        (("--prefill-lengths", "512"), "prefill_lengths: 512: a prompt and its token are past"),
         (("--dtype", "float16"), "a CPU computes in float32"),
     ],
 )

@@ -29,19 +29,30 @@ def test_a_configuration_alone_is_planned(
     found = json.loads(file.read_text())
     assert found["weight_bytes"] == 16_381_470_720
     assert (found["device"], found["dtype"]) == ("cuda", "bfloat16")
-    assert "weights                   15.256 GiB" in text
+    assert "weights                       15.256 GiB" in text
+    assert "CUDA context and kernels       0.586 GiB" in text
+    assert "copies while loading" in text
     assert "147,456 bytes" in text
 
 
 def test_what_does_not_fit_ends_with_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--model", str(QWEN), "--gpu-memory", "16") == 2
-    assert "beside 16381470720 bytes of weights" in capsys.readouterr().err
+    assert "beside 15.256 GiB of weights" in capsys.readouterr().err
     assert run("--model", "pycoder", "--device", "cpu", "--memory", "1", "--dtype", "float16") == 2
     assert "a CPU computes in float32" in capsys.readouterr().err
     assert run("--model", "pycoder") == 2
     assert "--gpu-memory" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run("--model", "pycoder", "--gpu-memory", "-1")
+
+
+def test_an_unsupported_architecture_is_the_command_lines_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = json.loads((QWEN / "config.json").read_text()) | {"architectures": ["Mamba"]}
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    assert run("--model", str(tmp_path), "--gpu-memory", "139") == 2
+    assert "'Mamba' is not supported" in capsys.readouterr().err
 
 
 def test_the_embedded_model_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:

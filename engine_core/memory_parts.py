@@ -1,0 +1,146 @@
+"""What a step takes of a device's memory beside weights and KV, part by part.
+
+The parts follow the GPU path's allocations (``engine/models/gpu_decoder.py``, ``engine/gpu``):
+a change there belongs here too. Pinned rings are host memory. ``benchmarks/memory_gpu.py`` holds
+their sum against an engine.
+"""
+
+from typing import NamedTuple
+
+from .config import EngineConfig
+from .model_config import ModelConfig
+
+OVERRUN_TOKENS = 130  # steps in flight may run a request past its context: two rows of 64 tokens
+
+# The driver's context and torch's share of it, before any kernel is loaded.
+CONTEXT_BYTES = 520 << 20
+# Code of cuBLAS, torch and Triton kernels, which is loaded when they are first launched.
+KERNEL_BYTES = 80 << 20
+_GRAPH_NODE_BYTES = 4 << 10  # the driver's record of a kernel in an instantiated graph
+
+_CUBLAS_WORKSPACE = 32 << 20  # torch's on Hopper, one for each stream that runs matmuls
+_CUBLAS_STREAMS = 2  # eager steps, and captures
+_PROCESSORS = 132  # of an H200
+_SPLIT_PROGRAMS = 2 * _PROCESSORS  # attention with split keys has no more programs than this,
+_SPLIT_ROWS = 128  # with this many float32 rows each
+_MATMUL_PARTS = 8  # of K, at most, in the weight-streaming matmul
+_MATMUL_ROWS = 128  # of its highest tile
+_SAMPLE_BYTES = (3 * 4 + 5 * 8) * 2048 + 4096  # of a row: the histograms of the filters' search
+_SLOT_BYTES = 64  # a slot's lengths, last token and sampling columns
+_TOKEN_BYTES = 64  # of a query token: ids, positions, slots, tree bits, and its staging
+_SEGMENT = 20 << 20  # torch's allocator asks for so much for tensors of 1 to 10 MiB
+_EDIT_COPIES = 3  # in float32: edited logits of a step and of the graphs, raw ones for logprobs
+_LIST_BYTES = 512 * (4 + 4)  # of a slot: ids and values that are biased or masked
+
+
+class StepSize(NamedTuple):
+    """Query tokens of a step, and those among them that need logits."""
+
+    tokens: int
+    nodes: int
+
+
+def activation_bytes(model: ModelConfig, size: StepSize, item: int, on_cuda: bool) -> int:
+    """Tensors of a forward pass; ``item``: bytes of an element of the computation type.
+
+    A layer holds the stream and its norm (2 hidden a token) through two phases: qkv and query,
+    then gate_up and their product; or the sum and norm behind either. After the layers come
+    hidden rows and logits. On a CPU the largest of the three counts. torch's CUDA allocator cuts a
+    large block up but joins no two, so there the phases, with the context that follows qkv, add
+    up, except logits that fit a block of gate_up.
+    """
+    hidden, inner = model.hidden_size, model.intermediate_size
+    qkv = model.q_size + 2 * model.kv_size
+    stream = 2 * hidden * size.tokens * item
+    attention = max(qkv + model.q_size, 2 * hidden + model.q_size) * size.tokens * item
+    gate_up = 2 * inner * size.tokens * item
+    mlp = max(3 * inner, 2 * hidden + inner) * size.tokens * item
+    head = size.nodes * model.vocab_size * item
+    if not on_cuda:
+        logits = size.nodes * model.vocab_size * 4
+        return max(stream + max(attention, mlp), stream + logits + (head if item != 4 else 0))
+    splits = _SPLIT_PROGRAMS * _SPLIT_ROWS * (model.head_dim + 1) * 4
+    beyond = 0 if head <= gate_up else head
+    search = size.nodes * _SAMPLE_BYTES
+    attention = max(attention, (qkv + 2 * model.q_size) * size.tokens * item)
+    return stream + attention + splits + mlp + beyond + search + _TOKEN_BYTES * size.tokens
+
+
+def graph_bytes(config: EngineConfig, model: ModelConfig, width: int, item: int) -> int:
+    """All graphs' shared pool, filled by the largest, and the driver's record of their kernels."""
+    if config.disable_cuda_graph:
+        return 0
+    rows = _graph_rows(config)
+    pool = activation_bytes(model, StepSize(rows * width, rows * width), item, True)
+    return pool + _SEGMENT + _record_bytes(model, rows, width)
+
+
+def _record_bytes(model: ModelConfig, rows: int, width: int) -> int:
+    """The driver's records of all tiers' kernels, greedy ones and those that sample."""
+    # About three sizes of rows a doubling of two, and as many of tokens for rows with drafts.
+    graphs = 2 * _sizes(rows) * (1 + (_sizes(width) if width > 1 else 0))
+    kernels = 10 * model.num_hidden_layers + 20
+    return graphs * kernels * _GRAPH_NODE_BYTES
+
+
+def _graph_rows(config: EngineConfig) -> int:
+    rows = config.max_running_requests
+    return min(config.cuda_graph_max_bs or rows, rows)
+
+
+def _sizes(top: int) -> int:
+    return 3 * top.bit_length() // 2
+
+
+def slot_bytes(config: EngineConfig, context: int) -> int:
+    """Page table and columns of the slots, and their requests' text for drafts on the device."""
+    pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
+    text = 4 * pages * config.page_size if config.speculative_ngram_source != "cpu" else 0
+    return _slots(config) * (4 * pages + _SLOT_BYTES + text)
+
+
+def _slots(config: EngineConfig) -> int:
+    """Twice as many as running requests, and the spare one of padding."""
+    return 2 * config.max_running_requests + 1
+
+
+def rotary_bytes(model: ModelConfig) -> int:
+    """float32 cos and sin of half a head, for every position."""
+    return (model.context_length + OVERRUN_TOKENS) * model.head_dim * 4
+
+
+def workspace_bytes(model: ModelConfig, nodes: int) -> int:
+    """cuBLAS' workspaces and the sums that parts of a split matmul leave for each other."""
+    widest = max(model.hidden_size, model.q_size + 2 * model.kv_size)
+    rows = min(_MATMUL_ROWS, 1 << (max(nodes, 16) - 1).bit_length())
+    return _CUBLAS_STREAMS * _CUBLAS_WORKSPACE + _MATMUL_PARTS * rows * widest * 4
+
+
+def allocator_bytes() -> int:
+    """What the last segment of torch's allocator leaves unused, at most."""
+    return _SEGMENT
+
+
+def loading_bytes(model: ModelConfig, dummy: bool, item: int) -> int:
+    """Copies that making a layer takes: of gate and up, interleaved.
+
+    Random weights are also drawn on the device, part by part, before they are joined.
+    """
+    hidden = model.hidden_size
+    gate_up = 2 * model.intermediate_size * hidden * item
+    qkv = (model.q_size + 2 * model.kv_size) * hidden * item
+    return gate_up + (gate_up + qkv if dummy else 0)
+
+
+def edit_bytes(config: EngineConfig, model: ModelConfig, width: int) -> int:
+    """Logits in float32, token counts and lists, if every running request asks for all of it.
+
+    Penalties, biases and minimum lengths have graphs of their own, captured when they are needed;
+    log-probabilities are computed step by step.
+    """
+    logits = _EDIT_COPIES * 4 * config.max_running_requests * width * model.vocab_size
+    slots = _slots(config) * (4 * model.vocab_size + _LIST_BYTES)
+    records = 0
+    if not config.disable_cuda_graph:
+        records = _record_bytes(model, _graph_rows(config), width)
+    return logits + slots + records
