@@ -10,6 +10,7 @@ from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
 from ...kernels.step_layout_gpu import lay_out
 from ...kernels.verify_walk_gpu import verify_walk
+from ..agreement import Ranks
 from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
 from ..kv_pool import KVPool
@@ -34,7 +35,10 @@ class StepShape(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A forward pass's answer: the batch, its logits [N, V] and the targets int64[N]."""
+    """A forward pass's answer: the batch, its logits [N, V] and the targets int64[N].
+
+    Both are empty on ranks that decide nothing.
+    """
 
     batch: ForwardBatch
     logits: torch.Tensor
@@ -47,9 +51,13 @@ Chooser = Callable[[torch.Tensor, ForwardBatch], torch.Tensor]
 class DeviceStep:
     """Runs steps of one model on its KV pool and slot state; every call can be captured."""
 
-    def __init__(self, model: GpuModel, kv: KVPool, state: DeviceState) -> None:
+    def __init__(
+        self, model: GpuModel, kv: KVPool, state: DeviceState, ranks: Ranks | None = None
+    ) -> None:
         self._model = model
         self._kv = kv
+        self._ranks = ranks
+        self.decides = ranks is None or ranks.leads
         self._pdl = launches_dependents(kv.data.device)
         self.state = state
 
@@ -68,11 +76,21 @@ class DeviceStep:
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
         hidden = self._model.forward(batch, self._kv)
-        if shape.nodes != len(staging.tokens):
+        if self.decides:
+            choice = self._target(hidden, batch, shape, choose)
+        else:
+            choice = Choice(batch, hidden.new_empty(0, 0), batch.positions.new_empty(0))
+        self._accept(staging, shape, batch, choice.targets, starts, out)
+        return choice
+
+    def _target(
+        self, hidden: torch.Tensor, batch: ForwardBatch, shape: StepShape, choose: Chooser | None
+    ) -> Choice:
+        """The target's token at every node, from hidden states [T, H]."""
+        if shape.nodes != len(batch.input_ids):
             hidden = hidden.index_select(0, batch.logits_index)
         logits = self._model.raw_logits(hidden)
         targets = self._choose(logits, batch, shape) if choose is None else choose(logits, batch)
-        self._accept(staging, shape, batch, targets, starts, out)
         return Choice(batch, logits, targets)
 
     def _lay_out(
@@ -156,21 +174,24 @@ class DeviceStep:
         state, rows = self.state, len(staging.slots)
         lens, tokens = out[:rows], out[rows:].view(rows, shape.width)
         index = torch.empty_like(tokens)
-        verify_walk(
-            targets,
-            batch.input_ids,
-            staging.parents,
-            staging.cu_q,
-            staging.node_cu,
-            staging.slots,
-            starts,
-            state.seq_lens,
-            state.last_tokens,
-            state.out_counts,
-            accept_lens=lens,
-            tokens=tokens,
-            accept_idx=index,
-        )
+        if self.decides:
+            verify_walk(
+                targets,
+                batch.input_ids,
+                staging.parents,
+                staging.cu_q,
+                staging.node_cu,
+                staging.slots,
+                starts,
+                state.seq_lens,
+                state.last_tokens,
+                state.out_counts,
+                accept_lens=lens,
+                tokens=tokens,
+                accept_idx=index,
+            )
+        if self._ranks is not None:
+            self._ranks.agree((state.seq_lens, state.last_tokens, state.out_counts, out, index))
         if shape.moves:
             move_accepted(
                 self._kv.data, staging.slots, starts, state.page_table, self._kv.page_size, lens,

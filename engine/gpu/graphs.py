@@ -93,7 +93,8 @@ class StepGraphs:
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Threads of a communication library may ask for their events meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._step.run(views, shape, out)
         self._pool = graph.pool()
         self.capture_s += time.perf_counter() - began

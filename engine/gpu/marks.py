@@ -17,6 +17,10 @@ class Mark(Protocol):
         """Wait until the device has passed the mark."""
         ...
 
+    def query(self) -> bool:
+        """Whether the device has passed the mark."""
+        ...
+
     def elapsed_time(self, end: "Mark") -> float:
         """Milliseconds from this mark to ``end``."""
         ...
@@ -33,6 +37,9 @@ class _HostMark:
 
     def synchronize(self) -> None:
         pass
+
+    def query(self) -> bool:
+        return True
 
     def elapsed_time(self, end: Mark) -> float:
         assert isinstance(end, _HostMark)

@@ -1,6 +1,7 @@
 """Runs step plans on a GPU: packs, launches, and reads results when they are wanted."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +47,7 @@ class GpuStepRunner:
 
     For reports: ``steps``, ``decode_steps`` (of verify rows alone) and ``replays`` count what was
     launched; ``gap_ns`` is the time between one step's end and the next one's begin on the device.
+    ``wait`` waits until the device has passed a step's end.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class GpuStepRunner:
         tiers: Tiers,
         graphs: StepGraphs | None,
         device: torch.device,
+        wait: Callable[[Mark], None] | None = None,
     ) -> None:
         self._step = step
+        self._wait = wait or _synchronize
         self._packer = packer
         self._tiers = tiers
         self._graphs = graphs
@@ -99,7 +103,7 @@ class GpuStepRunner:
 
     def result(self, launched: Launched) -> StepResult:
         """Wait for a step and read what it decided."""
-        launched.done.synchronize()
+        self._wait(launched.done)
         if self._last_done is not None:
             self.gap_ns += int(self._last_done.elapsed_time(launched.began) * 1e6)
         self._last_done = launched.done
@@ -165,6 +169,10 @@ class GpuStepRunner:
     def reset(self) -> None:
         """Forget every slot; only while idle."""
         self._step.state.reset()
+
+    def close(self) -> None:
+        """Let the graphs go, and with them what they hold on to; only while idle."""
+        self._graphs = None
 
     @torch.inference_mode()
     def _timed_replay(self, tier: Tier) -> float:
@@ -241,7 +249,7 @@ class GpuStepRunner:
         choose = self._chooser(packed) if features & EDITS else None
         choice = self._step.run(split_device(block, staging), shape, out, choose)
         logprobs: tuple[RowLogprobs, ...] = ()
-        if features & AFTERWARDS:
+        if features & AFTERWARDS and self._step.decides:
             logprobs = self._afterwards(packed, choice, out, width)
         return (out, packed.rows, width), logprobs
 
@@ -315,3 +323,7 @@ class GpuStepRunner:
                     0,
                 )
         return np.array(found, dtype=np.int32)
+
+
+def _synchronize(mark: Mark) -> None:
+    mark.synchronize()
