@@ -36,7 +36,12 @@ class Group:
         return self.rank == 0
 
     def join(self, store: Path) -> None:
-        """Meet the other ranks through a file. Raises RuntimeError if they do not come."""
+        """Meet the other ranks through a file. Raises RuntimeError if they do not come.
+
+        torch keeps one group a process: engines of several ranks follow each other.
+        """
+        if dist.is_initialized():
+            raise RuntimeError("another engine of this process has ranks; shut it down first")
         if self._nccl:
             torch.cuda.set_device(self._device)
             # NVLink multicast needs rights that containers often lack, and helps large sums only.

@@ -47,7 +47,7 @@ def test_heads_and_width_are_shared(
 def test_uneven_shares_are_refused(
     qwen: ModelConfig, fields: dict[str, int], ranks: int, reason: str
 ) -> None:
-    model = msgspec.structs.replace(qwen, **fields)  # type: ignore[arg-type]
+    model = msgspec.structs.replace(qwen, **fields)
     refused = shard_model(model, ranks)
     assert isinstance(refused, Refused)
     assert refused.field == "tp_size"

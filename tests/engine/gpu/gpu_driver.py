@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from outrider.engine.agreement import Ranks
 from outrider.engine.gpu.device_step import DeviceStep
 from outrider.engine.gpu.graphs import StepGraphs
 from outrider.engine.gpu.packer import StepPacker
@@ -11,7 +12,8 @@ from outrider.engine.gpu.step_runner import GpuStepRunner
 from outrider.engine.gpu.tiers import Tiers
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models.gpu_decoder import GpuDecoder
-from outrider.engine.weights import Checkpoint
+from outrider.engine.models.model import Reduce
+from outrider.engine.weights import TensorSource
 from outrider.engine_core.model_config import ModelConfig
 from outrider.engine_core.plan import HostDrafts, StepPlan, StepResult
 
@@ -25,20 +27,22 @@ class GpuDriver(Driver):
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: TensorSource,
         config: ModelConfig,
         slots: int = 8,
         page_size: int = 4,
         max_tokens: int = 256 if DEVICE.type == "cuda" else 64,
         graphs: bool = True,
         dtype: torch.dtype = torch.float32,
+        reduce: Reduce | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.pages = -(-max_tokens // page_size)
         self.kv = KVPool(slots * self.pages, page_size, config, dtype, DEVICE)
         self.kv.data.fill_(torch.nan)
-        model = GpuDecoder(checkpoint, config, dtype, DEVICE)
+        model = GpuDecoder(checkpoint, config, dtype, DEVICE, reduce)
         self.device_state = DeviceState(slots, self.pages, config.vocab_size, DEVICE)
-        step = DeviceStep(model, self.kv, self.device_state)
+        step = DeviceStep(model, self.kv, self.device_state, ranks)
         captured = StepGraphs(step, DEVICE) if graphs and DEVICE.type == "cuda" else None
         self.gpu_runner = GpuStepRunner(
             step, StepPacker(slots, config.vocab_size), Tiers(slots, 12), captured, DEVICE

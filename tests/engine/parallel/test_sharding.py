@@ -58,7 +58,7 @@ def rank_driver(folder: Path, config: ModelConfig, rank: LocalRank) -> Driver:
 def test_ranks_decide_and_keep_what_one_does(
     tmp_path: Path, kind: str, ranks: int, fields: dict[str, int]
 ) -> None:
-    save(kind, tmp_path, **fields)
+    save(kind, tmp_path, "5GB", **fields)
     config = load_model_config(tmp_path)
     whole = Driver(load_model(tmp_path, config, torch.float32, CPU, native=False), config)
     expected = [whole.enter(0, PROMPT, GREEDY)]
