@@ -26,6 +26,7 @@ from ..engine_core.step_bench import (
     encode_line,
 )
 from ..engine_core.step_floor import streamed_bytes
+from ..engine_core.tensor_parallel import shard_model
 from .bench.core_steps import CoreSteps
 from .bench.device_steps import DeviceSteps
 from .bench.rates import measure_rates
@@ -95,10 +96,15 @@ def measure(spec: StepBenchSpec) -> StepBenchReport:
 
 
 def _model_config(spec: StepBenchSpec) -> ModelConfig:
+    """The model as rank 0 holds it: floors are those of its device."""
     try:
-        return load_model_config(resolve_model(spec.config.model, spec.config.revision))
+        model = load_model_config(resolve_model(spec.config.model, spec.config.revision))
     except (ModelNotFound, ModelConfigError) as error:
         raise RefusedError(Refused("model", str(error))) from error
+    share = shard_model(model, spec.config.tp_size)
+    if isinstance(share, Refused):
+        raise RefusedError(share)
+    return share
 
 
 def _machine(engine: Engine, model: ModelConfig) -> Machine:

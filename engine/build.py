@@ -127,7 +127,7 @@ def find_site(config: EngineConfig, rank: int = 0) -> Site:
     refused = refuse_config(config)
     if refused is not None:
         raise RefusedError(refused)
-    threads = _guard("num_threads", lambda: choose_num_threads(config.num_threads))
+    threads = _guard("num_threads", lambda: choose_num_threads(config.num_threads, config.tp_size))
     folder = _guard("model", lambda: resolve_model(config.model, config.revision))
     whole = _guard("model", lambda: load_model_config(folder))
     context = _context_length(config, whole)

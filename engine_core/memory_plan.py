@@ -10,6 +10,7 @@ from .device_config import DTYPE_BYTES, Placement
 from .drafter_spec import find_drafter
 from .model_config import ModelConfig
 from .refusal import Refused
+from .tensor_parallel import shard_model
 
 GIB = 1 << 30
 TOKENS_PER_REQUEST = 1024  # of the KV pool for each running request, when nothing is asked for
@@ -19,7 +20,8 @@ _SLOT_BYTES = 64  # a slot's lengths, last token and sampling columns
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on the device. ``kv_bytes`` includes the sink page, ``num_pages`` does not.
+    """Bytes on the device; of several ranks those of rank 0, which has the output head beside its
+    share. ``kv_bytes`` includes the sink page, ``num_pages`` does not.
 
     ``weight_bytes`` and ``kv_bytes`` are exact; of what else a step needs:
 
@@ -35,6 +37,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     device: str
     dtype: str
+    tp_size: int
     free_bytes: int
     mem_fraction: float
     weight_bytes: int
@@ -69,6 +72,12 @@ def plan_memory(
     ``stored``: the checkpoint's tensor types by name, empty for dummy weights, which have the
     types of ``model``. Refused with the numbers when it does not fit.
     """
+    share = shard_model(model, config.tp_size)
+    if isinstance(share, Refused):
+        return share
+    model = share
+    if placement.device == "cpu":
+        free_bytes //= config.tp_size  # the ranks share the machine's memory
     context = config.context_length or model.context_length
     if context > model.context_length:
         reason = f"{context} exceeds the model's {model.context_length}; ask for less"
@@ -77,7 +86,7 @@ def plan_memory(
     if isinstance(width, Refused):
         return width
     item = DTYPE_BYTES[placement.dtype]
-    weights = weight_bytes(model, stored, placement)
+    weights = weight_bytes(model, stored, placement, packed=config.tp_size == 1)
     token_bytes = kv_bytes_per_token(model, item)
     try:
         pages = plan_num_pages(
@@ -123,6 +132,7 @@ def plan_memory(
         model=config.model,
         device=placement.device,
         dtype=placement.dtype,
+        tp_size=config.tp_size,
         free_bytes=free_bytes,
         mem_fraction=placement.mem_fraction,
         weight_bytes=weights,
@@ -182,9 +192,14 @@ def plan_num_pages(
     return pages
 
 
-def weight_bytes(model: ModelConfig, stored: Mapping[str, str], placement: Placement) -> int:
-    """Bytes of the weights in memory, as the engine's model classes count them."""
-    if placement.device == "cpu" and model.head_dim % 8 == 0:
+def weight_bytes(
+    model: ModelConfig, stored: Mapping[str, str], placement: Placement, packed: bool = True
+) -> int:
+    """Bytes of the weights in memory, as the engine's model classes count them.
+
+    ``packed``: a CPU runs its own kernels where it can, as it does with one rank.
+    """
+    if packed and placement.device == "cpu" and model.head_dim % 8 == 0:
         return _packed_bytes(model, stored)
     return _elements(model) * DTYPE_BYTES[placement.dtype]
 

@@ -24,7 +24,7 @@ from .step_runner import GpuStepRunner, Launched
 from .tiers import Tiers
 
 _TURNS = 3
-_STEP_TIMEOUT_S = 60.0  # of a step over several ranks
+_STEP_TIMEOUT_S = 120.0  # of a step over several ranks
 
 
 class GpuWorker:

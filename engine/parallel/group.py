@@ -29,6 +29,7 @@ class Group:
         self.size = size
         self._device = device
         self._nccl = device.type == "cuda"
+        self._aborted = threading.Lock()
 
     @property
     def leads(self) -> bool:
@@ -73,8 +74,11 @@ class Group:
                 tensor.view(-1).copy_(part)
 
     def abort(self) -> None:
-        """Make collectives that wait for a dead rank end, whatever they hold; any thread."""
-        if self._nccl and dist.is_initialized():
+        """Make collectives that wait for a dead rank end, with any result; any thread, once.
+
+        Those of gloo end by themselves when a connection breaks.
+        """
+        if self._nccl and dist.is_initialized() and self._aborted.acquire(blocking=False):
             # What cannot be aborted any more is over.
             with contextlib.suppress(RuntimeError, ValueError):
                 dist.distributed_c10d._abort_process_group()

@@ -23,6 +23,7 @@ from .messages import (
     RankFailed,
     RankLaunch,
     RankRefused,
+    Stop,
     ToRank,
     decode_from_rank,
     encode,
@@ -31,6 +32,7 @@ from .messages import (
 
 START_TIMEOUT_S = 600.0
 _POLL_MS = 50
+_LAST_WORDS_MS = 200  # what a rank said before it ended may still be on its way
 _KILL_AFTER_S = 5.0
 
 Answer = TypeVar("Answer")
@@ -101,6 +103,11 @@ class Ranks:
         """The next answer of every rank. Raises RefusedError or WorkerFailed for another one."""
         return [self._answer(number, kind) for number in range(len(self._sockets))]
 
+    def stop(self) -> None:
+        """Tell them to end after what they were told before; ``end`` waits for it."""
+        self._ending = True
+        self.send(Stop())
+
     def end(self, wait_s: float) -> None:
         """End them: let them stop within ``wait_s``, then SIGTERM, then SIGKILL. Idempotent."""
         self._ending = True
@@ -167,7 +174,7 @@ class Ranks:
         deadline = time.monotonic() + START_TIMEOUT_S
         socket = self._sockets[number]
         while not socket.poll(_POLL_MS):
-            if self._lost is not None and not socket.poll(0):
+            if self._lost is not None and not socket.poll(_LAST_WORDS_MS):
                 raise WorkerFailed(self._lost)
             if time.monotonic() > deadline:
                 raise WorkerFailed(f"rank {number + 1} did not answer in {START_TIMEOUT_S:g} s")

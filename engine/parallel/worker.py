@@ -11,7 +11,7 @@ from ...engine_core.plan import HostDrafts, StepPlan, StepResult
 from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..worker import DeviceCounts, EngineWorker, GraphWorker
 from .group import Group
-from .messages import Collect, Measure, Prepare, Replay, Reset, Stop, ToRank, VerifyWidth
+from .messages import Collect, Measure, Prepare, Replay, Reset, ToRank, VerifyWidth
 from .ranks import Ranks
 
 _STOP_S = 5.0
@@ -93,10 +93,10 @@ class ParallelWorker:
         self._closed = True
         if self._broken or self._ranks.lost() is not None:
             self._ranks.end(0.0)
-            self._group.abort()
+            _bounded(self._group.abort, _GRACE_S)
             _bounded(self._inner.shutdown, _GRACE_S)
         else:
-            self._ranks.send(Stop())
+            self._ranks.stop()
             _bounded(self._inner.shutdown, _STOP_S)
         self._group.leave()
         self._ranks.end(_STOP_S)

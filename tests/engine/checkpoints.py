@@ -56,7 +56,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
 KINDS = tuple(_FIELDS)
 
 
-def save(kind: str, folder: Path, shard_size: str = "5GB", /, **fields: Any) -> Any:
+def save(kind: str, folder: Path, shard_size: str = "5GB", **fields: Any) -> Any:
     """Write a checkpoint into ``folder`` and return the transformers model, in eval mode.
 
     ``fields`` replace those of the kind. Its weights are large enough for logits to differ clearly.

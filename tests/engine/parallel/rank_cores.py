@@ -1,11 +1,15 @@
 """Requests for engines of several ranks, and what their tokens are held against."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import exactness
 import torch
 
+from outrider.engine.build import build_engine
+from outrider.engine.parallel.worker import ParallelWorker
 from outrider.engine.worker import EngineWorker
 from outrider.engine_core.assembly import assemble
 from outrider.engine_core.config import EngineConfig, resolve_config
@@ -71,3 +75,22 @@ def assert_same(folder: Path, expected: Tokens, got: Tokens) -> None:
     found = exactness.divergences(prompts, expected, got, float64_gap(folder))
     assert not [d for d in found if not d.tie], found
     assert len(found) <= 1
+
+
+def step_for_ever(core: EngineCore) -> None:
+    while True:
+        core.step()
+
+
+@contextmanager
+def doomed_engine(config: EngineConfig) -> Iterator[tuple[EngineCore, EngineWorker, int]]:
+    """An engine whose rank 1, of that process id, is about to end; its shutdown is short."""
+    engine = build_engine(config)
+    worker = engine.worker
+    assert isinstance(worker, ParallelWorker)
+    try:
+        yield engine.core, worker, worker._ranks.pids[0]
+    finally:
+        began = time.monotonic()
+        engine.shutdown()
+        assert time.monotonic() - began < 5.0

@@ -5,18 +5,15 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zmq
 
-from outrider.engine.build import build_engine, build_worker
+from outrider.engine.build import build_worker
+from outrider.engine.parallel import group
 from outrider.engine.parallel import ranks as rank_processes
-from outrider.engine.parallel.worker import ParallelWorker
-from outrider.engine.worker import EngineWorker
-from outrider.engine_core.core import EngineCore
 from outrider.engine_core.core_launch import CoreLaunch, encode_line
 from outrider.engine_core.messages import (
     PROTOCOL_VERSION,
@@ -34,7 +31,7 @@ from outrider.engine_core.worker import WorkerFailed
 from ..cores import running_engine, tiny_config
 from ..test_core_process import Child, take
 from ..tiny import write_checkpoint
-from .rank_cores import VOCAB, requests, run
+from .rank_cores import VOCAB, doomed_engine, requests, run, step_for_ever
 
 pytestmark = pytest.mark.serial
 
@@ -61,26 +58,8 @@ def test_noise_on_rank_1_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert differ > 10
 
 
-def step_for_ever(core: EngineCore) -> None:
-    while True:
-        core.step()
-
-
-@contextmanager
-def doomed_engine(folder: Path) -> Iterator[tuple[EngineCore, EngineWorker, int]]:
-    engine = build_engine(tiny_config(folder, "NGRAM", tp_size=2))
-    worker = engine.worker
-    assert isinstance(worker, ParallelWorker)
-    try:
-        yield engine.core, worker, worker._ranks.pids[0]
-    finally:
-        began = time.monotonic()
-        engine.shutdown()
-        assert time.monotonic() - began < 5.0
-
-
 def test_a_killed_rank_ends_the_steps_with_its_name(folder: Path) -> None:
-    with doomed_engine(folder) as (core, worker, pid):
+    with doomed_engine(tiny_config(folder, "NGRAM", tp_size=2)) as (core, worker, pid):
         woken: list[float] = []
         worker.watch(lambda: woken.append(time.monotonic()))
         for message in requests(400):
@@ -95,6 +74,21 @@ def test_a_killed_rank_ends_the_steps_with_its_name(folder: Path) -> None:
         assert woken
         with pytest.raises(WorkerFailed, match="rank 1"):
             worker.check()
+
+
+def test_a_rank_that_hangs_ends_the_steps_in_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(group._TIMEOUT_S, "cpu", 1.0)
+    with doomed_engine(tiny_config(folder, "NGRAM", tp_size=2)) as (core, _, pid):
+        for message in requests(400):
+            assert core.submit(message) is None
+        core.step()
+        os.kill(pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        with pytest.raises(WorkerFailed, match=r"(?i)time"):
+            step_for_ever(core)
+        assert time.monotonic() - stopped < 5.0
 
 
 def test_what_a_rank_refuses_is_named(folder: Path) -> None:

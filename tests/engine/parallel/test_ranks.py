@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.build import build_worker
+from outrider.engine.host_memory import free_memory
 from outrider.engine.parallel.worker import ParallelWorker
 from outrider.engine.worker import EngineWorker
+from outrider.engine_core.device_config import Placement
+from outrider.engine_core.memory_plan import MemoryPlan, plan_memory
+from outrider.engine_core.model_config import load_model_config
+from outrider.engine_core.safetensors_header import tensor_dtypes
 
 from ..cores import running_engine, tiny_config
 from ..tiny import write_checkpoint
@@ -34,6 +39,16 @@ def worker(folder: Path) -> Iterator[EngineWorker]:
     assert isinstance(worker, ParallelWorker)
     assert all(not Path(f"/proc/{pid}").exists() for pid in worker._ranks.pids)
     assert not worker._ranks.store.parent.exists()
+
+
+def test_the_worker_is_as_large_as_planned(folder: Path, worker: EngineWorker) -> None:
+    config, model = tiny_config(folder, tp_size=2), load_model_config(folder)
+    placement = Placement("cpu", "float32", 0.5)
+    plan = plan_memory(config, model, tensor_dtypes(folder), placement, free_memory())
+    assert isinstance(plan, MemoryPlan)
+    info = worker.info()
+    assert (info.weight_bytes, info.num_pages) == (plan.weight_bytes, plan.num_pages)
+    assert info.kv_bytes_per_token == plan.kv_bytes_per_token
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "in-turn"])

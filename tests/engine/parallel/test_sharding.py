@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ GREEDY = SamplingParams(temperature=0.0)
 PROMPT = list(range(3, 20))
 COUNT = 24
 # Key/value heads split, and one head on several ranks; biases of every kind; a tied head.
-CASES = [
+CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("llama", 2, {}),
     ("llama-mha-bias", 3, {"intermediate_size": 96}),
     ("llama-llama3-rope", 4, {}),
@@ -56,9 +57,9 @@ def rank_driver(folder: Path, config: ModelConfig, rank: LocalRank) -> Driver:
 
 @pytest.mark.parametrize(("kind", "ranks", "fields"), CASES)
 def test_ranks_decide_and_keep_what_one_does(
-    tmp_path: Path, kind: str, ranks: int, fields: dict[str, int]
+    tmp_path: Path, kind: str, ranks: int, fields: dict[str, Any]
 ) -> None:
-    save(kind, tmp_path, "5GB", **fields)
+    save(kind, tmp_path, **fields)
     config = load_model_config(tmp_path)
     whole = Driver(load_model(tmp_path, config, torch.float32, CPU, native=False), config)
     expected = [whole.enter(0, PROMPT, GREEDY)]
