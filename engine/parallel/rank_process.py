@@ -5,6 +5,7 @@ end of standard input means that rank 0 is gone: it ends at once, wherever it is
 """
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -65,7 +66,7 @@ def main() -> int:
         return 1
     except Exception as error:
         traceback.print_exc()
-        _say(socket, RankFailed(repr(error)))
+        _say(socket, RankFailed(str(error).strip().splitlines()[-1] if str(error) else repr(error)))
         return 1
     finally:
         socket.close()
@@ -87,6 +88,8 @@ def _serve(launch: RankLaunch, socket: "zmq.Socket[bytes]") -> None:
         raise TypeError(f"expected the pool's size, got {type(first).__name__}")
     group.join(Path(launch.store))
     worker = make_worker(loaded, first.num_pages, group)
+    gc.collect()
+    gc.freeze()
     _say(socket, RankReady())
     while not isinstance(message := decode_to_rank(socket.recv()), Stop):
         _obey(worker, message)

@@ -84,6 +84,18 @@ class Ranks:
         self._known.wait(wait_s)
         return self._lost
 
+    def explain(self, wait_s: float = 0.0) -> str | None:
+        """``lost``, with what the rank said last."""
+        reason = self.lost(wait_s)
+        if reason is None:
+            return None
+        for socket in self._sockets:
+            while socket.poll(0):
+                message = decode_from_rank(socket.recv())
+                if isinstance(message, RankFailed):
+                    reason = f"{reason}: {message.message}"
+        return reason
+
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call ``callback(reason)`` once, from another thread, when a rank is lost."""
         with self._losing:

@@ -56,7 +56,7 @@ class ParallelWorker:
 
     def check(self) -> None:
         """Raise WorkerFailed if a rank has ended early."""
-        lost = self._ranks.lost()
+        lost = self._ranks.explain()
         if lost is not None and not self._closed:
             self._broken = True
             raise WorkerFailed(f"the worker failed:\n{lost}")
@@ -110,10 +110,11 @@ class ParallelWorker:
             yield
         except RuntimeError as error:
             self._broken = True
-            lost = self._ranks.lost(_EXPLAIN_S)
+            lost = self._ranks.explain(_EXPLAIN_S)
             if lost is None:
                 raise
-            raise WorkerFailed(f"the worker failed:\n{lost}") from error
+            # Clients are told the last line.
+            raise WorkerFailed(f"{error}\n{lost}") from error
         finally:
             self._calling = False
 
