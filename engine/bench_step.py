@@ -4,6 +4,7 @@ Reads one ``StepBenchSpec`` line from standard input and answers with one ``Step
 on standard output; what it is doing goes to standard error.
 """
 
+import os
 import sys
 import time
 import traceback
@@ -161,4 +162,7 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_status = main()
+    sys.stderr.flush()
+    # As a core process: what a device or a rank still holds must not hold the process.
+    os._exit(exit_status)

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from .bounded import bounded
+
 # A rank that does not come to a collective within this time is as good as dead. On a GPU the
 # first one waits for matmuls to be measured on every rank; later ones are bounded by their step.
 _TIMEOUT_S = {"cpu": 60.0, "cuda": 600.0}
@@ -86,9 +88,7 @@ class Group:
     def leave(self) -> None:
         """Let go of the other ranks; graphs with collectives in them must be gone. Idempotent.
 
-        Ranks do so together; one that waits in vain is left behind after a while.
+        Ranks do so together; one that waits in vain breaks off after a while.
         """
-        if dist.is_initialized():
-            thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
-            thread.start()
-            thread.join(_LEAVE_S)
+        if dist.is_initialized() and not bounded(dist.destroy_process_group, _LEAVE_S):
+            bounded(self.abort, _LEAVE_S)

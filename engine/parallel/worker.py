@@ -10,6 +10,7 @@ from ...engine_core.config import CoreConfig
 from ...engine_core.plan import HostDrafts, StepPlan, StepResult
 from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..worker import DeviceCounts, EngineWorker, GraphWorker
+from .bounded import bounded
 from .group import Group
 from .messages import Collect, Measure, Prepare, Replay, Reset, ToRank, VerifyWidth
 from .ranks import Ranks
@@ -93,11 +94,11 @@ class ParallelWorker:
         self._closed = True
         if self._broken or self._ranks.lost() is not None:
             self._ranks.end(0.0)
-            _bounded(self._group.abort, _GRACE_S)
-            _bounded(self._inner.shutdown, _GRACE_S)
+            bounded(self._group.abort, _GRACE_S)
+            bounded(self._inner.shutdown, _GRACE_S)
         else:
             self._ranks.stop()
-            _bounded(self._inner.shutdown, _STOP_S)
+            bounded(self._inner.shutdown, _STOP_S)
         self._group.leave()
         self._ranks.end(_STOP_S)
 
@@ -157,10 +158,3 @@ class ParallelGraphWorker(ParallelWorker):
     def _graphs(self) -> GraphWorker:
         assert isinstance(self._inner, GraphWorker)
         return self._inner
-
-
-def _bounded(work: Callable[[], None], seconds: float) -> None:
-    """Run ``work`` in a thread and leave it behind if it takes longer."""
-    thread = threading.Thread(target=work, name="outrider-stop", daemon=True)
-    thread.start()
-    thread.join(seconds)
