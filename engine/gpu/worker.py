@@ -17,7 +17,7 @@ from ..models import GpuModel
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
-from .marks import Mark
+from .marks import Mark, wait_unless
 from .packer import StepPacker
 from .state import DeviceState
 from .step_runner import GpuStepRunner, Launched
@@ -107,17 +107,8 @@ class GpuWorker:
         """It fails in steps alone."""
 
     def _wait_for_ranks(self, mark: Mark) -> None:
-        """Wait for a step in which another rank may be dead. Raises RuntimeError.
-
-        A collective that waits for a dead rank never ends, so the device is asked again and again,
-        as waiting for an event would do anyway.
-        """
-        deadline = time.monotonic() + _STEP_TIMEOUT_S
-        while not mark.query():
-            if self._failure is not None:
-                raise RuntimeError(self._failure)
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"a step did not end within {_STEP_TIMEOUT_S:g} s")
+        """Wait for a step in which another rank may be dead. Raises RuntimeError."""
+        wait_unless(mark, lambda: self._failure, _STEP_TIMEOUT_S)
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
         """T(batch tokens): seconds of a verify step of each size; only while idle."""
