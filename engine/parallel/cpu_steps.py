@@ -1,5 +1,6 @@
 """What ranks on CPUs tell each other in a step: rank 0's decisions, and sizes to time."""
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,10 +19,16 @@ from ..step_buffers import StepBuffers
 from ..worker import TorchWorker
 
 
-def share_decisions(group: Ranks) -> ShareDecisions:
-    """What makes accept lengths int32[R] and, of N nodes, paths and tokens those of rank 0."""
+def share_decisions(group: Ranks, check: bool | None = None) -> ShareDecisions:
+    """What makes accept lengths int32[R] and, of N nodes, paths and tokens those of rank 0.
+
+    ``check``: see that every rank ran the same batch; None follows OUTRIDER_CHECK.
+    """
+    checks = os.environ.get("OUTRIDER_CHECK") == "1" if check is None else check
 
     def share(buffers: StepBuffers, rows: int, nodes: int) -> None:
+        if checks:
+            _check_batch(group, buffers, rows)
         group.agree(
             [
                 torch.from_numpy(buffers.accept_lens[:rows]),
@@ -31,6 +38,22 @@ def share_decisions(group: Ranks) -> ShareDecisions:
         )
 
     return share
+
+
+def _check_batch(group: Ranks, buffers: StepBuffers, rows: int) -> None:
+    """Raise RuntimeError unless rows, query tokens and where KV goes are those of rank 0."""
+    tokens = int(buffers.cu_q[rows])
+    arrays = (
+        buffers.starts[:rows],
+        buffers.q_lens[:rows],
+        buffers.input_ids[:tokens],
+        buffers.kv_slots[:tokens],
+    )
+    mine = torch.from_numpy(np.concatenate(arrays).astype(np.int32))
+    decided = mine.clone()
+    group.agree([decided])
+    if not torch.equal(mine, decided):
+        raise RuntimeError("this rank laid out another batch than rank 0")
 
 
 class FollowerRunner(StepRunner):

@@ -50,7 +50,7 @@ def rank_driver(folder: Path, config: ModelConfig, rank: LocalRank) -> Driver:
     driver = Driver(model, share)
     kind = StepRunner if rank.leads else FollowerRunner
     driver.runner = kind(
-        model, driver.kv, driver.state, config.vocab_size, share=share_decisions(rank)
+        model, driver.kv, driver.state, config.vocab_size, share=share_decisions(rank, check=True)
     )
     return driver
 
@@ -81,7 +81,8 @@ def test_ranks_decide_and_keep_what_one_does(
     assert all(other[0] == tokens for other in results)
     assert tokens[:COUNT] == expected[:COUNT]
     assert 2 <= steps < COUNT - 2, "drafts were accepted and refused"
-    assert meeting.collectives == (steps + 2) * (2 * config.num_hidden_layers + 1)
+    # Two sums a layer, one check of the batch, one decision.
+    assert meeting.collectives == (steps + 2) * (2 * config.num_hidden_layers + 2)
     plain = Driver(load_model(tmp_path, config, torch.float32, CPU, native=False), config)
     plain.enter(0, PROMPT + tokens[:-1], GREEDY)
     # [layers, 2, tokens, heads, head_dim]; neighbours may hold the same head.
@@ -125,3 +126,17 @@ def test_random_weights_are_shares_of_one_model(tmp_path: Path) -> None:
             is_norm = name.endswith("norm.weight")
             assert torch.equal(second, all_of_it) if is_norm else not second.any(), name
     assert not ranks[1].has("lm_head.weight")
+
+
+def test_a_rank_with_another_batch_is_noticed(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    config = load_model_config(tmp_path)
+
+    def work(rank: LocalRank) -> None:
+        driver = rank_driver(tmp_path, config, rank)
+        driver.enter(0, PROMPT, GREEDY)
+        driver.state.last_tokens[0] += rank.rank
+        driver.verify({0: None})
+
+    with pytest.raises(RuntimeError, match="another batch than rank 0"):
+        Meeting(2).run(work)
