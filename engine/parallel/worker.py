@@ -133,6 +133,7 @@ class ParallelWorker:
         """End the process if it still waits for the rank: who is open gets an error this way."""
         if self._calling and not self._broken:
             print(f"outrider: {reason}", file=sys.stderr, flush=True)
+            bounded(lambda: self._ranks.end(0.0), _GRACE_S)  # and their folder goes
             os._exit(1)
 
 
