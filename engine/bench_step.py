@@ -4,6 +4,7 @@ Reads one ``StepBenchSpec`` line from standard input and answers with one ``Step
 on standard output; what it is doing goes to standard error.
 """
 
+import os
 import sys
 import time
 import traceback
@@ -27,6 +28,7 @@ from ..engine_core.step_bench import (
     encode_line,
 )
 from ..engine_core.step_floor import streamed_bytes
+from ..engine_core.tensor_parallel import shard_model
 from .bench.core_prefill import CorePrefill, prefill_row
 from .bench.core_steps import CoreSteps
 from .bench.device_steps import DeviceSteps
@@ -103,10 +105,15 @@ def measure(spec: StepBenchSpec) -> StepBenchReport:
 
 
 def _model_config(spec: StepBenchSpec) -> ModelConfig:
+    """The model as rank 0 holds it: floors are those of its device."""
     try:
-        return load_model_config(resolve_model(spec.config.model, spec.config.revision))
+        model = load_model_config(resolve_model(spec.config.model, spec.config.revision))
     except (ModelNotFound, ModelConfigError) as error:
         raise RefusedError(Refused("model", str(error))) from error
+    share = shard_model(model, spec.config.tp_size)
+    if isinstance(share, Refused):
+        raise RefusedError(share)
+    return share
 
 
 def _machine(engine: Engine, model: ModelConfig) -> Machine:
@@ -182,4 +189,7 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_status = main()
+    sys.stderr.flush()
+    # As a core process: what a device or a rank still holds must not hold the process.
+    os._exit(exit_status)

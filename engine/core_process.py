@@ -125,4 +125,7 @@ def _answer(status_out: BinaryIO, status: CoreStatus) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_status = main()
+    sys.stderr.flush()
+    # All is closed: what a device or a rank still holds must not hold the process.
+    os._exit(exit_status)

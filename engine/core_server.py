@@ -82,6 +82,7 @@ class CoreServer:
         except zmq.ZMQError:
             self._context.destroy(linger=0)
             raise
+        engine.worker.watch(wakeup.wake)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(wakeup.fileno(), zmq.POLLIN)
@@ -96,6 +97,7 @@ class CoreServer:
             while not self._over():
                 if not self._core.has_work:
                     self._idle()
+                    self._engine.worker.check()
                 self._receive()
                 self._finish_load()
                 self._probe()

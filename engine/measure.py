@@ -1,7 +1,7 @@
 """T(batch tokens): how long a verify step of a size takes, measured on scratch KV."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -24,12 +24,14 @@ class StepTimer:
         self._model = model
         self._kv = kv
 
-    def measure(self, batch_tokens: Sequence[int]) -> list[float]:
+    def measure(
+        self, batch_tokens: Sequence[int], announce: Callable[[int], None] | None = None
+    ) -> list[float]:
         """Seconds of a step of each size (rising): the fastest of a few.
 
         All sizes take turns, so that a disturbance does not hit every run of one of them. Sizes
         that double come first, then the ones between, while the budget lasts; the others are
-        interpolated, or continue the average slope.
+        interpolated, or continue the average slope. ``announce`` is told each size before its run.
         """
         deadline = time.perf_counter() + _BUDGET_S
         best: dict[int, float] = {}
@@ -38,9 +40,15 @@ class StepTimer:
         for _ in range(_TURNS):
             for size in order:
                 if not best or time.perf_counter() + _expected(best, size) < deadline:
+                    if announce is not None:
+                        announce(size)
                     seconds = self._time(batches[size])
                     best[size] = min(seconds, best.get(size, seconds))
         return _complete(batch_tokens, best)
+
+    def run(self, tokens: int) -> None:
+        """The forward pass of a size, without logits."""
+        self._model.forward(self._batch(tokens), self._kv)
 
     def _time(self, batch: ForwardBatch) -> float:
         began = time.perf_counter()

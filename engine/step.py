@@ -1,5 +1,6 @@
 """One step on the device: drafts to a batch (D), target forward to logits (F), acceptance (A)."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +18,11 @@ from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
 from .speculative.simulate import SimulatedAcceptance
-from .speculative.verify import accept
+from .speculative.verify import decide, settle
 from .step_buffers import StepBuffers
 
+# Gives the other ranks what ``StepBuffers`` says was decided about R rows of N nodes.
+ShareDecisions = Callable[[StepBuffers, int, int], None]
 _BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
 
 
@@ -34,7 +37,8 @@ class Drafted(NamedTuple):
 class StepRunner:
     """Runs step plans in order on one model, its KV pool and the slots' state.
 
-    ``accept_length``: force this mean accept length (for timing alone).
+    ``accept_length``: force this mean accept length (for timing alone). ``share`` is called with
+    every decision before it is carried out.
     """
 
     def __init__(
@@ -44,9 +48,11 @@ class StepRunner:
         state: FutureMap,
         vocab_size: int,
         accept_length: float | None = None,
+        share: ShareDecisions | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
+        self._share = share
         self.state = state
         self._vocab_size = vocab_size
         self._buffers = StepBuffers()
@@ -56,8 +62,7 @@ class StepRunner:
         """Run one step. Raises ValueError if the plan or the drafts break their contract."""
         self.state.apply(plan)
         drafted = self._draft(plan, drafts)
-        logits = self._forward(drafted.batch)
-        return self._accept(plan, drafts, drafted, logits)
+        return self._decide(plan, drafts, drafted, self._model.forward(drafted.batch, self._kv))
 
     def _draft(self, plan: StepPlan, drafts: HostDrafts | None) -> Drafted:
         """Segment D: resolve rows against the slots' state and lay out the ragged batch."""
@@ -113,9 +118,8 @@ class StepRunner:
         width = -(-longest // self._kv.page_size)
         return torch.from_numpy(self.state.host.page_table[slots, :width])
 
-    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Segment F: float32[N, V] logits of the step's nodes."""
-        hidden = self._model.forward(batch, self._kv)
+    def _logits(self, batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32[N, V] logits of the step's nodes, the end of segment F."""
         nodes = batch.logits_index.shape[0]
         if nodes == 0:
             return hidden.new_empty(0, self._vocab_size, dtype=torch.float32)
@@ -123,17 +127,21 @@ class StepRunner:
             hidden = hidden.index_select(0, batch.logits_index)
         return self._model.logits(hidden)
 
-    def _accept(
-        self, plan: StepPlan, drafts: HostDrafts | None, drafted: Drafted, logits: torch.Tensor
+    def _decide(
+        self, plan: StepPlan, drafts: HostDrafts | None, drafted: Drafted, hidden: torch.Tensor
     ) -> StepResult:
         """Segment A: processors, acceptance, KV compaction, the slots' new state."""
         buffers, state = self._buffers, self.state
+        logits = self._logits(drafted.batch, hidden)
         slots, rows = drafted.slots, len(drafted.slots)
         node_cu = buffers.node_cu[: rows + 1]
         targets = choose_targets(
             logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts
         )
-        total = accept(targets, slots, drafted.branches, buffers, state, self._kv, self._simulated)
+        total, scattered = decide(targets, slots, drafted.branches, buffers, self._simulated)
+        if self._share is not None:
+            self._share(buffers, rows, int(node_cu[rows]))
+        settle(total, scattered, slots, buffers, state, self._kv)
         accept_lens = buffers.accept_lens[:rows]
         logprobs: tuple[RowLogprobs, ...] = ()
         if state.sampling.featured and (state.sampling.features[slots] & AFTERWARDS).any():
@@ -151,9 +159,21 @@ class StepRunner:
         if not accept_lens.all():
             bad = np.flatnonzero((accept_lens == 0) & (np.diff(node_cu) > 0)).tolist()
             errors = tuple(RowError(row, _BAD_LOGITS) for row in bad)
+        return self._result(plan, drafts, drafted, total, logprobs, errors)
+
+    def _result(
+        self,
+        plan: StepPlan,
+        drafts: HostDrafts | None,
+        drafted: Drafted,
+        total: int,
+        logprobs: tuple[RowLogprobs, ...] = (),
+        errors: tuple[RowError, ...] = (),
+    ) -> StepResult:
+        buffers, rows = self._buffers, len(drafted.slots)
         return StepResult(
             step=plan.step,
-            accept_lens=accept_lens.tobytes(),
+            accept_lens=buffers.accept_lens[:rows].tobytes(),
             tokens=buffers.emitted[:total].tobytes(),
             proposed=bytes(4 * rows) if drafts is None else drafts.counts,
             depths=buffers.depths[:rows].tobytes(),

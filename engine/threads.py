@@ -16,11 +16,12 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose_num_threads(requested: int | None = None) -> int:
+def choose_num_threads(requested: int | None = None, processes: int = 1) -> int:
     """Set torch's thread count to ``requested``, or to the fastest measured one; returns it.
 
     Measures one thread against 2, 4, ... and all available cores on a matmul of decode size
-    (a few tens of milliseconds each). Raises ValueError if ``requested`` is not in 1..cores.
+    (a few tens of milliseconds each); of several ``processes`` each gets its share of the cores.
+    Raises ValueError if ``requested`` is not in 1..cores.
     """
     cores = available_cores()
     if requested is not None:
@@ -30,6 +31,7 @@ def choose_num_threads(requested: int | None = None) -> int:
             )
         torch.set_num_threads(requested)
         return requested
+    cores = max(1, cores // processes)
     counts = [1]
     while counts[-1] * 2 < cores:
         counts.append(counts[-1] * 2)

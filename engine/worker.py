@@ -12,7 +12,6 @@ import torch
 from ..engine_core.config import CoreConfig
 from ..engine_core.plan import HostDrafts, StepPlan, StepResult
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
-from .measure import StepTimer
 from .step import StepRunner
 
 _JOIN_S = 5.0
@@ -27,6 +26,26 @@ class EngineWorker(Worker, Protocol):
 
     def prepare(self, config: CoreConfig) -> None:
         """Get ready for steps of the resolved configuration."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """From any thread: the device will not come back, ``collect`` must not wait for it."""
+        ...
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, from any thread, when the worker fails on its own."""
+        ...
+
+    def check(self) -> None:
+        """Raise WorkerFailed if the worker has failed on its own."""
+        ...
+
+
+class Timer(Protocol):
+    """What measures T(batch tokens)."""
+
+    def measure(self, batch_tokens: Sequence[int]) -> list[float]:
+        """Seconds of a step of each size (rising)."""
         ...
 
 
@@ -84,7 +103,7 @@ class TorchWorker:
     traceback.
     """
 
-    def __init__(self, info: WorkerInfo, runner: StepRunner, timer: StepTimer) -> None:
+    def __init__(self, info: WorkerInfo, runner: StepRunner, timer: Timer) -> None:
         self._info = info
         self._runner = runner
         self._timer = timer
@@ -101,6 +120,16 @@ class TorchWorker:
 
     def prepare(self, config: CoreConfig) -> None:
         """Nothing depends on it here: arrays grow with the steps."""
+
+    def fail(self, reason: str) -> None:
+        """Make ``collect`` raise behind the results that are in."""
+        self._results.put(_Failure(reason))
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """It fails in steps alone."""
+
+    def check(self) -> None:
+        """It fails in steps alone."""
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
         """T(batch tokens): seconds of a verify step of each size; only while idle."""

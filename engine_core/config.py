@@ -8,6 +8,7 @@ from .device_config import refuse_on
 from .drafter_spec import MAX_DRAFT_TOKENS, NGRAM, NGRAM_BY_SOURCE, DrafterSpec, find_drafter
 from .ngram import NgramConfig
 from .refusal import Refused
+from .tensor_parallel import MAX_TP_SIZE
 from .worker import WorkerInfo
 
 Doc = msgspec.Meta
@@ -48,8 +49,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "cpu", "cuda"],
         Doc(description="where the model runs; auto: on CUDA if there is a device"),
     ] = "auto"
+    tp_size: Annotated[
+        int,
+        Doc(
+            description="ranks that share the model by tensor parallelism: one process and, on "
+            "CUDA, one GPU each"
+        ),
+    ] = 1
     num_threads: Annotated[
-        int | None, Doc(description="OpenMP threads; measured at start if unset")
+        int | None, Doc(description="OpenMP threads of a rank; measured at start if unset")
     ] = None
     context_length: Annotated[
         int | None, Doc(description="maximum tokens of a request; the model's own if unset")
@@ -252,6 +260,11 @@ def refuse_config(config: EngineConfig) -> Refused | None:
             "must be 1 or more; leave it out for all running requests",
         ),
         ("stream_interval", config.stream_interval >= 1, "must be 1 or more"),
+        (
+            "tp_size",
+            1 <= config.tp_size <= MAX_TP_SIZE,
+            f"must be between 1 and {MAX_TP_SIZE}",
+        ),
         (
             "num_threads",
             config.num_threads is None or config.num_threads >= 1,

@@ -10,13 +10,15 @@ from .device_config import DTYPE_BYTES, Placement
 from .drafter_spec import find_drafter
 from .model_config import ModelConfig
 from .refusal import Refused
+from .tensor_parallel import shard_model
 
 GIB = 1 << 30
 TOKENS_PER_REQUEST = 1024  # of the KV pool for each running request, when nothing is asked for
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes on the device; what is not there (graphs on a CPU) is 0.
+    """Bytes on the device, of several ranks those of rank 0, which has the output head beside its
+    share; what is not there (graphs on a CPU) is 0.
 
     ``free_bytes``: before the process starts. ``weight_bytes`` and ``kv_bytes`` are exact, the
     latter with the sink page, which ``num_pages`` leaves out. For the other parts see
@@ -24,14 +26,16 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     ``loading_bytes`` copies while weights are loaded, which are gone before the pool is made,
     ``activation_bytes`` the largest step launched kernel by kernel (a prefill chunk beside verify
     rows of all requests), ``graph_bytes`` the CUDA graphs, ``state_bytes`` page table, slots,
-    requests' text for drafts on the device and rotary table, ``workspace_bytes`` those of matmuls, ``allocator_bytes`` unused ends of
-    segments. ``total_bytes``: the peak, whichever is higher of loading and serving.
+    requests' text for drafts on the device and rotary table, ``workspace_bytes`` those of matmuls,
+    ``allocator_bytes`` unused ends of segments. ``total_bytes``: the peak, whichever is higher of
+    loading and serving.
     ``edit_bytes`` come on top once requests ask for penalties, bias or log-probabilities.
     """
 
     model: str
     device: str
     dtype: str
+    tp_size: int
     free_bytes: int
     mem_fraction: float
     context_bytes: int
@@ -65,6 +69,12 @@ def plan_memory(
     types of ``model``. On CUDA the driver's context is still to come out of ``free_bytes``, and
     the static fraction is of what it leaves. Refused with the numbers when it does not fit.
     """
+    share = shard_model(model, config.tp_size)
+    if isinstance(share, Refused):
+        return share
+    model = share
+    if placement.device == "cpu":
+        free_bytes //= config.tp_size  # the ranks share the machine's memory
     context = config.context_length or model.context_length
     if context > model.context_length:
         reason = f"{context} exceeds the model's {model.context_length}; ask for less"
@@ -74,7 +84,7 @@ def plan_memory(
         return width
     on_cuda = placement.device == "cuda"
     item = DTYPE_BYTES[placement.dtype]
-    weights = weight_bytes(model, stored, placement)
+    weights = weight_bytes(model, stored, placement, packed=config.tp_size == 1)
     token_bytes = kv_bytes_per_token(model, item)
     cuda_context = parts.CONTEXT_BYTES + parts.KERNEL_BYTES if on_cuda else 0
     left = max(0, free_bytes - cuda_context)
@@ -108,6 +118,7 @@ def plan_memory(
         model=config.model,
         device=placement.device,
         dtype=placement.dtype,
+        tp_size=config.tp_size,
         free_bytes=free_bytes,
         mem_fraction=placement.mem_fraction,
         context_bytes=cuda_context,
@@ -220,9 +231,14 @@ def plan_num_pages(
     return pages
 
 
-def weight_bytes(model: ModelConfig, stored: Mapping[str, str], placement: Placement) -> int:
-    """Bytes of the weights in memory, as the engine's model classes count them."""
-    if placement.device == "cpu" and model.head_dim % 8 == 0:
+def weight_bytes(
+    model: ModelConfig, stored: Mapping[str, str], placement: Placement, packed: bool = True
+) -> int:
+    """Bytes of the weights in memory, as the engine's model classes count them.
+
+    ``packed``: a CPU runs its own kernels where it can, as it does with one rank.
+    """
+    if packed and placement.device == "cpu" and model.head_dim % 8 == 0:
         return _packed_bytes(model, stored)
     return _elements(model) * DTYPE_BYTES[placement.dtype]
 

@@ -16,6 +16,7 @@ import numpy as np
 from ..engine_core.messages import CoreStats
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
+from .announcements import find_server
 from .client_connection import Connection, CurveKeys
 from .client_messages import (
     ClientAbort,
@@ -31,7 +32,6 @@ from .client_messages import (
 )
 from .errors import RequestFailed, ServerGone
 from .loop_thread import LoopThread
-from .private_dir import find_server
 from .results import Chunk, Collector, GenerationResult, token_tuple
 from .sampling_flags import params_from
 

@@ -24,6 +24,7 @@ Value = str | int | float | bool | None
 ALIASES: dict[str, tuple[str, ...]] = {
     "model": ("--model", "--model-path"),
     "tokenizer_path": ("--tokenizer-path", "--tokenizer"),
+    "tp_size": ("--tp-size", "--tensor-parallel-size"),
 }
 SPECULATIVE_CONFIG = "speculative_config"
 S = TypeVar("S", bound=msgspec.Struct)

@@ -22,6 +22,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from ..engine_core.ids import i32
 from ..engine_core.messages import FinishReason
+from ..engine_core.private_dir import make_private_dir
 from ..engine_core.refusal import Refused, RefusedError
 from .client_messages import (
     MAX_RID_CHARS,
@@ -47,7 +48,6 @@ from .client_messages import (
     decode_to_gateway,
     encode,
 )
-from .private_dir import make_private_dir
 from .server_config import ServerConfig
 from .service import AsyncService
 

@@ -22,11 +22,11 @@ import msgspec
 from ..engine_core.config import EngineConfig, refuse_config
 from ..engine_core.core_launch import CoreLaunch, CoreStatus, decode_status, encode_line
 from ..engine_core.messages import CoreInfo
+from ..engine_core.private_dir import make_private_dir
 from ..engine_core.refusal import RefusedError
 from ..engine_core.replay import ReplayReport, replay_worker
 from ..engine_core.trace import TraceReader
 from .errors import LaunchError, LaunchRefused
-from .private_dir import make_private_dir
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 5.0

@@ -16,13 +16,13 @@ import msgspec
 
 from .. import __version__
 from ..engine_core.config import EngineConfig
+from .announcements import Announcement, announce
 from .engine_handle import EngineHandle, StartCore, start_engine
 from .errors import OutriderError
 from .gateway import Gateway
 from .http import ServerState, create_app, serve_http
 from .launch import start_core
 from .metrics import average_accept_length
-from .private_dir import Announcement, announce
 from .sampling_defaults import load_sampling_defaults
 from .server_config import ServerConfig
 

@@ -17,14 +17,20 @@ class DeviceEdits:
     The fields are those of `edit_logits`. ``history`` int32[S, V] is allocated with the first
     request that has penalties, the lists with the first that has a bias or a minimum length, and
     again when a request lists more than fit. ``layout`` then changes: a graph that was captured
-    for another one reads memory that is gone.
+    for another one reads memory that is gone. A rank that does not decide keeps nothing but
+    ``layout``, since all ranks capture a graph together.
     """
 
-    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, slots: int, vocab_size: int, device: torch.device, decides: bool = True
+    ) -> None:
         def zeros(dtype: torch.dtype, *shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.layout = 0
+        self._decides = decides
+        self._counts = False
+        self._list_room = 0
         self.penalized = zeros(torch.bool, slots)
         self.penalties = zeros(torch.float32, slots, 4)
         self.history = zeros(torch.int32, 0, vocab_size)
@@ -39,8 +45,10 @@ class DeviceEdits:
         """Take over a request's edits; ``forget`` came before."""
         slot = init.slot
         if Feature.PENALTIES in features:
-            self._penalize(init)
-        if Feature.MIN_TOKENS in features:
+            self._count()
+            if self._decides:
+                self._penalize(init)
+        if Feature.MIN_TOKENS in features and self._decides:
             self.min_new_tokens[slot] = init.params.min_new_tokens
         if features & (Feature.LOGIT_BIAS | Feature.MIN_TOKENS):
             ends = init.eos_ids if Feature.MIN_TOKENS in features else ()
@@ -48,15 +56,23 @@ class DeviceEdits:
 
     def forget(self, slot: int) -> None:
         """The slot's request is gone."""
+        if not self._decides:
+            return
         self.penalized[slot] = False
         self.min_new_tokens[slot] = 0
         self.list_bounds[slot] = 0
 
+    def _count(self) -> None:
+        """Make room for the tokens of all slots, once."""
+        if self._counts:
+            return
+        self._counts = True
+        self.layout += 1
+        if self._decides:
+            self.history = self._make_history(self.history.shape[1])
+
     def _penalize(self, init: SlotInit) -> None:
         slot, params, vocab = init.slot, init.params, self.history.shape[1]
-        if not len(self.history):
-            self.history = self._make_history(vocab)
-            self.layout += 1
         counts = 2 * np.bincount(i32(init.output), minlength=vocab)
         counts[i32(init.prompt)] |= 1
         self._write(self.history[slot], counts.astype(np.int32))
@@ -89,8 +105,10 @@ class DeviceEdits:
         """Biases first, end tokens last, those that are both in the middle."""
         last = sorted(set(ends), key=lambda token: token not in bias)
         ids = [token for token in bias if token not in last] + last
-        if len(ids) > self.list_ids.shape[1]:
+        if len(ids) > self._list_room:
             self._grow(len(ids))
+        if not self._decides:
+            return
         values = [bias.get(token, 0.0) for token in ids]
         self._write(self.list_ids[slot, : len(ids)], np.array(ids, dtype=np.int32))
         self._write(self.list_values[slot, : len(ids)], np.array(values, dtype=np.float32))
@@ -98,9 +116,12 @@ class DeviceEdits:
         self._write(self.list_bounds[slot], bounds)
 
     def _grow(self, needed: int) -> None:
-        room = max(_FIRST_ROOM, 1 << (needed - 1).bit_length()) - self.list_ids.shape[1]
-        self.list_ids = torch.nn.functional.pad(self.list_ids, (0, room))
-        self.list_values = torch.nn.functional.pad(self.list_values, (0, room))
+        room = max(_FIRST_ROOM, 1 << (needed - 1).bit_length())
+        if self._decides:
+            more = (0, room - self._list_room)
+            self.list_ids = torch.nn.functional.pad(self.list_ids, more)
+            self.list_values = torch.nn.functional.pad(self.list_values, more)
+        self._list_room = room
         self.layout += 1
 
     def _write(

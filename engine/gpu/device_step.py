@@ -11,6 +11,7 @@ from ...kernels.kv_move_gpu import move_accepted
 from ...kernels.logit_edits_gpu import count_emitted, edit_logits
 from ...kernels.step_layout_gpu import lay_out
 from ...kernels.verify_walk_gpu import verify_walk
+from ..agreement import Ranks
 from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
 from ..kv_pool import KVPool
@@ -40,7 +41,8 @@ class StepShape(NamedTuple):
 class Choice(NamedTuple):
     """A forward pass's answer: the batch, its logits [N, V] (not edited), the targets int64[N].
 
-    ``path`` int32[R, width]: the rows' nodes at which the emitted tokens were decided, -1 beyond.
+    The latter two are empty on ranks that decide nothing. ``path`` int32[R, width]: the rows'
+    nodes at which the emitted tokens were decided, -1 beyond.
     """
 
     batch: ForwardBatch
@@ -65,7 +67,9 @@ class StepOutput(NamedTuple):
 class DeviceStep:
     """Runs steps of one model on its KV pool and slot state; every call can be captured.
 
-    ``accept_length``: force this mean accept length (for timing alone).
+    ``accept_length``: force this mean accept length (for timing alone). ``ranks``: those that share
+    the model, if there are several. The leading one alone ``decides`` targets and accept lengths;
+    all of them draft and lay batches out, from state on which they agree.
     """
 
     def __init__(
@@ -75,10 +79,13 @@ class DeviceStep:
         state: DeviceState,
         accept_length: float | None = None,
         drafter: DeviceDrafter | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
         self.drafter = drafter
+        self._ranks = ranks
+        self.decides = ranks is None or ranks.leads
         self._pdl = launches_dependents(kv.data.device)
         self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self.state = state
@@ -103,18 +110,26 @@ class DeviceStep:
     def run(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> Choice:
         """D, F and A, into ``out`` (see ``new_output``)."""
         self.state.apply(staging)
-        output = self.split_output(out, len(staging.slots), shape.width)
-        self._propose(staging, output)
+        self._propose(staging, self.split_output(out, len(staging.slots), shape.width))
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
         hidden = self._model.forward(batch, self._kv)
-        if shape.nodes != len(staging.tokens):
+        if self.decides:
+            logits, targets = self._target(hidden, batch, staging, shape)
+        else:
+            logits, targets = hidden.new_empty(0, 0), batch.positions.new_empty(0)
+        path = self._accept(staging, shape, batch, targets, starts, out)
+        return Choice(batch, logits, targets, path)
+
+    def _target(
+        self, hidden: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [N, V] (not edited) and targets int64[N], from hidden states [T, H]."""
+        if shape.nodes != len(batch.input_ids):
             hidden = hidden.index_select(0, batch.logits_index)
         logits = self._model.raw_logits(hidden)
         edited = self._edit(logits, batch, staging, shape) if shape.edits else logits
-        targets = self._choose(edited, batch, shape)
-        path = self._accept(staging, shape, batch, targets, starts, output)
-        return Choice(batch, logits, targets, path)
+        return logits, self._choose(edited, batch, shape)
 
     def _propose(self, staging: StagingViews, output: StepOutput) -> None:
         """Segment D of a drafter on the device: the drafts that the host left open."""
@@ -232,33 +247,38 @@ class DeviceStep:
         batch: ForwardBatch,
         targets: torch.Tensor,
         starts: torch.Tensor,
-        output: StepOutput,
+        out: torch.Tensor,
     ) -> torch.Tensor:
         """Segment A: walk the trees, move accepted KV together and the slots' state on.
 
         Returns the accepted nodes, int32[R, width].
         """
+        output = self.split_output(out, len(staging.slots), shape.width)
         state, lens, tokens = self.state, output.accept_lens, output.tokens
         index = torch.empty_like(tokens)
-        drafts = batch.input_ids
-        if self._simulated is not None and shape.width > 1:
-            drafts = self._force(self._simulated, staging, batch, targets, starts)
-        verify_walk(
-            targets,
-            drafts,
-            staging.parents,
-            staging.cu_q,
-            staging.node_cu,
-            staging.slots,
-            starts,
-            state.seq_lens,
-            state.last_tokens,
-            state.out_counts,
-            accept_lens=lens,
-            tokens=tokens,
-            accept_idx=index,
-        )
-        if shape.edits:
+        if self.decides:
+            drafts = batch.input_ids
+            if self._simulated is not None and shape.width > 1:
+                drafts = self._force(self._simulated, staging, batch, targets, starts)
+            verify_walk(
+                targets,
+                drafts,
+                staging.parents,
+                staging.cu_q,
+                staging.node_cu,
+                staging.slots,
+                starts,
+                state.seq_lens,
+                state.last_tokens,
+                state.out_counts,
+                accept_lens=lens,
+                tokens=tokens,
+                accept_idx=index,
+            )
+        if self._ranks is not None:
+            # All that the walk writes; what else changes with a step follows from it.
+            self._ranks.agree((state.seq_lens, state.last_tokens, state.out_counts, out, index))
+        if shape.edits and self.decides:
             count_emitted(tokens, lens, staging.slots, state.edits.penalized, state.edits.history)
         if shape.moves:
             move_accepted(

@@ -96,7 +96,8 @@ class StepGraphs:
             self._step.run(views, shape, out)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Threads of a communication library may ask for their events meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._step.run(views, shape, out)
         self._pool = graph.pool()
         self.capture_s += time.perf_counter() - began

@@ -1,6 +1,7 @@
 """Points in a device's work that the host can wait for and measure between."""
 
 import time
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import torch
@@ -15,6 +16,10 @@ class Mark(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has passed the mark."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the device has passed the mark."""
         ...
 
     def elapsed_time(self, end: "Mark") -> float:
@@ -34,6 +39,9 @@ class _HostMark:
     def synchronize(self) -> None:
         pass
 
+    def query(self) -> bool:
+        return True
+
     def elapsed_time(self, end: Mark) -> float:
         assert isinstance(end, _HostMark)
         return (end._at - self._at) * 1e3
@@ -46,3 +54,18 @@ def new_mark(device: torch.device) -> Mark:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         mark = cast(Mark, event)  # torch names its parameters otherwise
     return mark
+
+
+def wait_unless(mark: Mark, failure: Callable[[], str | None], timeout_s: float) -> None:
+    """Wait for ``mark``; raises RuntimeError once there is a ``failure``, or after ``timeout_s``.
+
+    A collective that waits for a dead rank never ends, so the device is asked again and again,
+    which is what waiting for an event does anyway.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not mark.query():
+        reason = failure()
+        if reason is not None:
+            raise RuntimeError(reason)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"a step did not end within {timeout_s:g} s")

@@ -18,8 +18,15 @@ class DeviceState:
     """
 
     def __init__(
-        self, max_slots: int, max_pages: int, vocab_size: int, device: torch.device
+        self,
+        max_slots: int,
+        max_pages: int,
+        vocab_size: int,
+        device: torch.device,
+        decides: bool = True,
     ) -> None:
+        """``decides``: whether this rank edits logits."""
+
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
@@ -29,7 +36,7 @@ class DeviceState:
         self.last_tokens = zeros(max_slots + 1)
         self.out_counts = zeros(max_slots + 1)
         self.page_table = zeros(max_slots + 1, max_pages)
-        self.edits = DeviceEdits(max_slots + 1, vocab_size, device)
+        self.edits = DeviceEdits(max_slots + 1, vocab_size, device, decides)
         self.sampling = SlotTable(max_slots + 1, device, self.edits)
 
     def enter(self, init: SlotInit) -> None:

@@ -1,6 +1,7 @@
 """Runs step plans on a GPU: packs, launches, and reads results when they are wanted."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ class GpuStepRunner:
 
     For reports: ``steps``, ``decode_steps`` (of verify rows alone) and ``replays`` count what was
     launched; ``gap_ns`` is the time between one step's end and the next one's begin on the device.
+    ``wait`` waits until the device has passed a step's end.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class GpuStepRunner:
         tiers: Tiers,
         graphs: StepGraphs | None,
         device: torch.device,
+        wait: Callable[[Mark], None] | None = None,
     ) -> None:
         self._step = step
+        self._wait = wait or _synchronize
         self._packer = packer
         self._tiers = tiers
         self._graphs = graphs
@@ -112,7 +116,7 @@ class GpuStepRunner:
 
     def result(self, launched: Launched) -> StepResult:
         """Wait for a step and read what it decided."""
-        launched.done.synchronize()
+        self._wait(launched.done)
         if self._last_done is not None:
             self.gap_ns += int(self._last_done.elapsed_time(launched.began) * 1e6)
         self._last_done = launched.done
@@ -190,6 +194,10 @@ class GpuStepRunner:
         if self._step.drafter is not None:
             self._step.drafter.reset()
 
+    def close(self) -> None:
+        """Let the graphs go, and with them what they hold on to; only while idle."""
+        self._graphs = None
+
     @torch.inference_mode()
     def _timed_replay(self, tier: Tier) -> float:
         assert self._graphs is not None
@@ -265,7 +273,7 @@ class GpuStepRunner:
         out = self._step.new_output(packed.rows, width)
         choice = self._step.run(split_device(block, staging), shape, out)
         logprobs: tuple[RowLogprobs, ...] = ()
-        if features & _LOGPROBS:
+        if features & _LOGPROBS and self._step.decides:
             logprobs = self._logprobs(packed, choice, out, width)
         return (out, packed.rows, width), logprobs
 
@@ -299,3 +307,7 @@ class GpuStepRunner:
             emitted,
             self._step.state.sampling,
         )
+
+
+def _synchronize(mark: Mark) -> None:
+    mark.synchronize()

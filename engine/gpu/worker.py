@@ -4,25 +4,28 @@ import contextlib
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ...engine_core.config import CoreConfig, EngineConfig
 from ...engine_core.plan import HostDrafts, StepPlan, StepResult
 from ...engine_core.worker import WorkerFailed, WorkerInfo
+from ..agreement import Ranks
 from ..kv_pool import KVPool
 from ..models import GpuModel
 from ..speculative.device_drafter import DrafterContext, load_device_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
+from .marks import Mark, wait_unless
 from .packer import StepPacker
 from .state import DeviceState
 from .step_runner import GpuStepRunner, Launched
 from .tiers import Tiers
 
 _TURNS = 3
+_STEP_TIMEOUT_S = 120.0  # of a step over several ranks
 
 
 class GpuWorker:
@@ -40,17 +43,23 @@ class GpuWorker:
         model: GpuModel,
         kv: KVPool,
         max_pages: int,
+        ranks: Ranks | None = None,
     ) -> None:
-        """``max_pages``: pages of the longest sequence, with what steps in flight overrun."""
+        """``max_pages``: pages of the longest sequence, with what steps in flight overrun.
+
+        ``ranks``: those that share the model, if there are several.
+        """
         self._info = info
         self._use_graphs = not config.disable_cuda_graph
         running = config.max_running_requests
         self._max_graph_rows = min(config.cuda_graph_max_bs or running, running)
         self._device = kv.data.device
-        state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device)
+        decides = ranks is None or ranks.leads
+        state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device, decides)
         self._model = model
-        self._step = DeviceStep(model, kv, state, config.simulate_accept_length)
+        self._step = DeviceStep(model, kv, state, config.simulate_accept_length, ranks=ranks)
         self._max_tokens = max_pages * kv.page_size
+        self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._runner = self._make_runner(1)
         self._held: deque[StepPlan] = deque()
@@ -95,7 +104,21 @@ class GpuWorker:
     def _make_runner(self, width: int) -> GpuStepRunner:
         graphs = StepGraphs(self._step, self._device) if self._use_graphs else None
         tiers = Tiers(self._max_graph_rows, width)
-        return GpuStepRunner(self._step, self._packer, tiers, graphs, self._device)
+        return GpuStepRunner(self._step, self._packer, tiers, graphs, self._device, self._wait)
+
+    def fail(self, reason: str) -> None:
+        """Make ``collect`` raise; only a worker of several ranks notices while it waits."""
+        self._failure = self._failure or reason
+
+    def watch(self, wake: Callable[[], None]) -> None:
+        """It fails in steps alone."""
+
+    def check(self) -> None:
+        """It fails in steps alone."""
+
+    def _wait_for_ranks(self, mark: Mark) -> None:
+        """Wait for a step in which another rank may be dead. Raises RuntimeError."""
+        wait_unless(mark, lambda: self._failure, _STEP_TIMEOUT_S)
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
         """T(batch tokens): seconds of a verify step of each size; only while idle."""
@@ -147,6 +170,7 @@ class GpuWorker:
             # A device that has failed says so again here; whoever asked for results knows.
             with contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize(self._device)
+        self._runner.close()
 
     def _launch_held(self) -> None:
         while self._held and not self._held[0].late_bound:

@@ -22,6 +22,7 @@ from ..rotary import RotaryTable
 from ..weights import TensorSource
 from .decoder_weights import LayerWeights, read_head, read_layer
 from .gpu_linear import GpuLinear
+from .model import Reduce
 from .torch_decoder import head_to, layer_to
 
 
@@ -31,6 +32,7 @@ class GpuDecoder:
     A forward pass can be captured in a CUDA graph: launches depend on shapes and on the batch's
     ``groups`` alone. On Hopper and later a kernel is launched while the one before it ends: each
     waits before it touches what others write. Float32 matmuls keep to IEEE arithmetic (no TF32).
+    ``reduce`` sums what o and down give over the ranks that share them.
     """
 
     def __init__(
@@ -39,9 +41,11 @@ class GpuDecoder:
         config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
+        reduce: Reduce | None = None,
     ) -> None:
         self._config = config
         self._dtype = dtype
+        self._reduce = reduce
         self._pdl = launches_dependents(device)
         self._linear = GpuLinear(device, dtype)
         self._block = math.gcd(config.intermediate_size, INTERLEAVE)
@@ -73,10 +77,16 @@ class GpuDecoder:
         """Choose the matmuls of these numbers of tokens; before graphs are captured."""
         with torch.inference_mode():
             layers = self._layers
+            mixing = [matrix for layer in layers for matrix in (layer.o, layer.down)]
+            plain = [layer.qkv for layer in layers]
+            if len(self._head.lm_head):  # of several ranks only the first has one
+                plain.append(self._head.lm_head)
+            if self._reduce is not None:  # no residual before the sum
+                plain, mixing = plain + mixing, []
             self._linear.tune(
                 {
-                    "none": [*(layer.qkv for layer in layers), self._head.lm_head],
-                    "residual": [matrix for layer in layers for matrix in (layer.o, layer.down)],
+                    "none": plain,
+                    "residual": mixing,
                     "silu_mul": [layer.gate_up for layer in layers],
                 },
                 self._block,
@@ -151,6 +161,10 @@ class GpuDecoder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream [T, H] with x @ weight^T + bias added (maybe in place), and its norm."""
         eps = self._config.rms_norm_eps
+        if self._reduce is not None:
+            mixed = self._reduce(self._linear.linear(x, weight, bias=bias))
+            # The kernel ahead is the collective's, which is not one of ours.
+            return stream, add_rms_norm(mixed, stream, norm, eps, pdl=False)
         if self._linear.fuses_residual(len(x), weight):
             stream = self._linear.linear(x, weight, bias=bias, residual=stream)
             return stream, rms_norm(stream, norm, eps, pdl=self._pdl)

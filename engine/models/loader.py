@@ -1,7 +1,8 @@
 """From a model folder to a model that can run."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -9,10 +10,17 @@ from ...engine_core.model_config import ModelConfig
 from ..weights import Checkpoint, RandomTensors, TensorSource
 from .cpu_decoder import NativeDecoder, supports_cpu_kernels
 from .decoder_weights import IGNORABLE
-from .model import Model
+from .model import Model, Reduce
 from .torch_decoder import TorchDecoder
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+
+class Share(NamedTuple):
+    """One rank's part of a model: what it takes of every tensor, and how partial sums meet."""
+
+    cut: Callable[[TensorSource], TensorSource]
+    reduce: Reduce
 
 
 def load_model(
@@ -22,20 +30,23 @@ def load_model(
     device: torch.device,
     load_format: LoadFormat = "auto",
     native: bool = True,
+    share: Share | None = None,
 ) -> Model:
     """The model of ``folder``, computing in ``dtype`` on ``device``.
 
     ``load_format``: "auto" and "safetensors" read the folder's safetensors; "dummy" makes random
     weights on ``device`` and reads nothing. ``native`` False keeps to the torch reference where
-    native kernels exist. Raises WeightsError naming the tensor or file that is wrong.
+    native kernels exist. ``share``: the part of a rank, for which ``config`` has the sizes. Raises
+    WeightsError naming the tensor or file that is wrong.
     """
+    native = native and (share is None or device.type != "cpu")  # CPU kernels run a whole model
     if load_format == "dummy":
         # Native kernels keep bfloat16 weights as they are: random ones are as large as real ones.
         keeps = native and supports_cpu_kernels(config, dtype, device)
         stored = torch.bfloat16 if keeps and config.torch_dtype == "bfloat16" else dtype
-        return _build(RandomTensors(stored, device), config, dtype, device, native)
+        return _build(RandomTensors(stored, device), config, dtype, device, native, share)
     checkpoint = Checkpoint(folder)
-    model = _build(checkpoint, config, dtype, device, native)
+    model = _build(checkpoint, config, dtype, device, native, share)
     checkpoint.finish(IGNORABLE)
     return model
 
@@ -46,12 +57,15 @@ def _build(
     dtype: torch.dtype,
     device: torch.device,
     native: bool,
+    share: Share | None,
 ) -> Model:
+    reduce = None if share is None else share.reduce
+    source = source if share is None else share.cut(source)
     if native and supports_cpu_kernels(config, dtype, device):
         return NativeDecoder(source, config)
     if native and device.type == "cuda":
         # Loads triton, which machines without a GPU need not have.
         from .gpu_decoder import GpuDecoder
 
-        return GpuDecoder(source, config, dtype, device)
-    return TorchDecoder(source, config, dtype, device)
+        return GpuDecoder(source, config, dtype, device, reduce)
+    return TorchDecoder(source, config, dtype, device, reduce)

@@ -1,12 +1,15 @@
 """What the engine asks of a target model."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
+
+# Sums a tensor over the ranks of a tensor-parallel model, in place; returns it.
+Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Model(Protocol):

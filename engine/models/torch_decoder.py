@@ -15,10 +15,14 @@ from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from ..weights import TensorSource
 from .decoder_weights import HeadWeights, LayerWeights, read_head, read_layer
+from .model import Reduce
 
 
 class TorchDecoder:
-    """Llama, Mistral, Qwen2 and Qwen3 in ``dtype`` on ``device``."""
+    """Llama, Mistral, Qwen2 and Qwen3 in ``dtype`` on ``device``.
+
+    ``reduce`` sums what o and down give over the ranks that share them.
+    """
 
     def __init__(
         self,
@@ -26,8 +30,10 @@ class TorchDecoder:
         config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
+        reduce: Reduce | None = None,
     ) -> None:
         self._config = config
+        self._reduce = reduce
         self._dtype = dtype
         self._head = head_to(read_head(source, config), dtype, device)
         self._layers = [
@@ -68,7 +74,7 @@ class TorchDecoder:
             stream = stream + self._attention(index, layer, stream, batch, kv, cos, sin)
             normed = rms_norm(stream, layer.post_norm, self._config.rms_norm_eps)
             gated = silu_mul(F.linear(normed, layer.gate_up, layer.gate_up_bias))
-            stream = stream + F.linear(gated, layer.down, layer.down_bias)
+            stream = stream + self._summed(F.linear(gated, layer.down, layer.down_bias))
         if len(self._layers) in capture_layers:
             captured.append(stream)
         return rms_norm(stream, self._head.final_norm, self._config.rms_norm_eps), captured
@@ -116,7 +122,10 @@ class TorchDecoder:
             config.head_dim**-0.5,
             config.sliding_windows[index],
         )
-        return F.linear(context.flatten(1), layer.o, layer.o_bias)
+        return self._summed(F.linear(context.flatten(1), layer.o, layer.o_bias))
+
+    def _summed(self, partial: torch.Tensor) -> torch.Tensor:
+        return partial if self._reduce is None else self._reduce(partial)
 
 
 def head_to(head: HeadWeights, dtype: torch.dtype, device: torch.device) -> HeadWeights:

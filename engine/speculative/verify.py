@@ -16,26 +16,23 @@ from ..step_buffers import StepBuffers
 from .simulate import SimulatedAcceptance
 
 
-def accept(
+def decide(
     targets: torch.Tensor,
     slots: I32,
     branches: bool,
     buffers: StepBuffers,
-    state: FutureMap,
-    kv: KVPool,
     simulated: SimulatedAcceptance | None = None,
-) -> int:
-    """Accept the step's rows and return how many tokens they emit.
+) -> tuple[int, bool]:
+    """Accept the step's rows: how many tokens they emit, and whether accepted KV lies scattered.
 
     ``targets`` int64[N]; ``slots`` int32[R]; ``branches``: whether any row's drafts branch. Fills
-    ``buffers.accept_*`` and ``emitted``, moves the KV of accepted nodes side by side and the
-    slots' state over what was emitted. ``simulated`` forces the rows' accept lengths.
+    ``buffers.accept_*`` and ``emitted``. ``simulated`` forces the rows' accept lengths.
     """
     rows = len(slots)
     tokens, chosen = buffers.input_ids, targets.numpy()
     if simulated is not None:
         tokens, chosen = simulated.force(chosen, slots, branches, buffers)
-    total, scattered = walk(
+    return walk(
         tokens,
         buffers.parents if branches else None,
         buffers.cu_q[: rows + 1],
@@ -46,6 +43,22 @@ def accept(
         buffers.accept_idx,
         buffers.emitted,
     )
+
+
+def settle(
+    total: int,
+    scattered: bool,
+    slots: I32,
+    buffers: StepBuffers,
+    state: FutureMap,
+    kv: KVPool,
+) -> None:
+    """Carry out what was decided: ``buffers.accept_*`` and ``emitted``, ``total`` tokens.
+
+    Moves the KV of accepted nodes side by side where they are ``scattered``, and the slots' state
+    over what was emitted.
+    """
+    rows = len(slots)
     if scattered:
         moves = compact_accepted(
             slots,
@@ -71,4 +84,3 @@ def accept(
         state.host.last_tokens,
         state.host.out_counts,
     )
-    return total

@@ -106,6 +106,8 @@ def plan_table(plan: MemoryPlan) -> str:
             ("penalties, logprobs", plan.edit_bytes, "  on top, if all requests ask for them"),
         ]
     lines = [f"{plan.model} in {plan.dtype} on {plan.device}, pages of {plan.page_size} tokens"]
+    if plan.tp_size > 1:
+        lines.append(f"of {plan.tp_size} ranks, what rank 0 takes of its memory:")
     lines += [f"{name:<26}{size / GIB:>10.3f} GiB{note}" for name, size, note in rows]
     lines.append(f"{'KV a token':<26}{plan.kv_bytes_per_token:>10,} bytes")
     return "\n".join(lines)

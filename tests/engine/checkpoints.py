@@ -56,13 +56,13 @@ _FIELDS: dict[str, dict[str, Any]] = {
 KINDS = tuple(_FIELDS)
 
 
-def save(kind: str, folder: Path, shard_size: str = "5GB") -> Any:
+def save(kind: str, folder: Path, shard_size: str = "5GB", **fields: Any) -> Any:
     """Write a checkpoint into ``folder`` and return the transformers model, in eval mode.
 
-    Its weights are large enough for logits to differ clearly.
+    ``fields`` replace those of the kind. Its weights are large enough for logits to differ clearly.
     """
     torch.manual_seed(7)
-    config = AutoConfig.for_model(kind.partition("-")[0], **{**_BASE, **_FIELDS[kind]})
+    config = AutoConfig.for_model(kind.partition("-")[0], **{**_BASE, **_FIELDS[kind], **fields})
     automodel: Any = AutoModelForCausalLM
     model = automodel.from_config(config, dtype=torch.float32)
     with torch.no_grad():

@@ -121,6 +121,20 @@ def test_loading_can_be_the_peak() -> None:
     assert plan.total_bytes == plan.context_bytes + plan.weight_bytes + plan.loading_bytes
 
 
+def test_a_rank_of_qwen3_8b_by_hand() -> None:
+    one = fits(QWEN, ON_CUDA, 139 * GIB)
+    two = fits(QWEN, ON_CUDA, 139 * GIB, tp_size=2)
+    layer = 6144 * 4096 + 4096 * 4096 + 3 * 12288 * 4096
+    assert one.weight_bytes - two.weight_bytes == 2 * 36 * layer // 2
+    assert two.kv_bytes_per_token * 2 == one.kv_bytes_per_token
+    assert (two.tp_size, two.num_pages) == (2, one.num_pages)
+    sixteen = fits(QWEN, ON_CUDA, 139 * GIB, tp_size=16)
+    assert sixteen.kv_bytes_per_token * 8 == one.kv_bytes_per_token, "there are 8 heads"
+    refused = planned(QWEN, ON_CUDA, 139 * GIB, tp_size=5)
+    assert isinstance(refused, Refused)
+    assert refused.field == "tp_size"
+
+
 @pytest.mark.parametrize(
     ("fields", "free", "field", "words"),
     [

@@ -52,6 +52,11 @@ def test_every_field_is_a_flag() -> None:
     assert all(f"`--{n.replace('_', '-')}`" in docs_table() for n in ServerConfig.__struct_fields__)
 
 
+def test_both_names_of_the_number_of_ranks() -> None:
+    assert engine("--model", "m", "--tp-size", "2").tp_size == 2
+    assert engine("--model", "m", "--tensor-parallel-size", "4").tp_size == 4
+
+
 def test_sglang_spellings() -> None:
     config = engine(
         *("--model-path", "m", "--speculative-algorithm", "ngram", "--page-size", "1"),

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from outrider.engine_core.config import EngineConfig
+from outrider.engine_core.private_dir import make_private_dir
 from outrider.engine_core.refusal import RefusedError
+from outrider.frontend.announcements import Announcement, announce, find_server
 from outrider.frontend.errors import LaunchError
 from outrider.frontend.launch import CoreProcess, start_core
-from outrider.frontend.private_dir import Announcement, announce, find_server, make_private_dir
 
 from .fake_cli import fake_command
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from outrider.engine.agreement import Ranks
 from outrider.engine.gpu.device_step import DeviceStep
 from outrider.engine.gpu.graphs import StepGraphs
 from outrider.engine.gpu.packer import StepPacker
@@ -14,7 +15,8 @@ from outrider.engine.gpu.tiers import Tiers
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import GpuModel
 from outrider.engine.models.gpu_decoder import GpuDecoder
-from outrider.engine.weights import Checkpoint
+from outrider.engine.models.model import Reduce
+from outrider.engine.weights import TensorSource
 from outrider.engine_core.model_config import ModelConfig
 from outrider.engine_core.plan import HostDrafts, StepPlan, StepResult
 
@@ -41,7 +43,7 @@ class GpuDriver(Driver):
 
     def __init__(
         self,
-        source: Checkpoint | GpuModel,
+        source: TensorSource | GpuModel,
         config: ModelConfig,
         slots: int = 8,
         page_size: int = 4,
@@ -49,17 +51,20 @@ class GpuDriver(Driver):
         graphs: bool = True,
         dtype: torch.dtype = torch.float32,
         accept_length: float | None = None,
+        reduce: Reduce | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.pages = -(-max_tokens // page_size)
         self.kv = KVPool(slots * self.pages, page_size, config, dtype, DEVICE)
         self.kv.data.fill_(torch.nan)
         model: GpuModel
-        if isinstance(source, Checkpoint):
-            model = GpuDecoder(source, config, dtype, DEVICE)
-        else:
+        if isinstance(source, GpuModel):
             model = source
-        self.device_state = DeviceState(slots, self.pages, config.vocab_size, DEVICE)
-        step = DeviceStep(model, self.kv, self.device_state, accept_length)
+        else:
+            model = GpuDecoder(source, config, dtype, DEVICE, reduce)
+        decides = ranks is None or ranks.leads
+        self.device_state = DeviceState(slots, self.pages, config.vocab_size, DEVICE, decides)
+        step = DeviceStep(model, self.kv, self.device_state, accept_length, ranks=ranks)
         captured = StepGraphs(step, DEVICE) if graphs and DEVICE.type == "cuda" else None
         self.graphs, self.tiers = captured, Tiers(slots, 12)
         self.gpu_runner = GpuStepRunner(

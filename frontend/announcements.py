@@ -1,4 +1,4 @@
-"""Private folders for ipc endpoints, and where a served engine announces its SDK endpoint."""
+"""Where a served engine announces its SDK endpoint."""
 
 import os
 import stat
@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-
-MAX_IPC_PATH = 100  # a unix socket path holds 107 bytes on Linux; file names here are short
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,14 +16,6 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     model: str
     curve_server_key: str = ""
-
-
-def make_private_dir() -> Path:
-    """A new 0700 folder whose socket paths fit into an ipc address."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    if not os.access(base, os.W_OK) or len(base) > MAX_IPC_PATH - 30:
-        base = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="outrider-", dir=base))
 
 
 def announcement_dir() -> Path:

@@ -1,0 +1,48 @@
+"""Start a model over several ranks: the processes, their weights, one pool size, one group."""
+
+import msgspec
+
+from ..build import Site, load_rank, make_worker
+from ..device_memory import DeviceMemory
+from ..models import GpuModel, Share
+from ..weights import TensorSource
+from ..worker import EngineWorker
+from .group import Group
+from .messages import OpenPool, RankLoaded, RankReady
+from .ranks import Ranks
+from .sharding import ShardedTensors
+from .worker import ParallelGraphWorker, ParallelWorker
+
+
+def start_ranks(site: Site) -> tuple[EngineWorker, DeviceMemory]:
+    """A worker over ``site.config.tp_size`` ranks, of which this process is rank 0, and
+    the memory of its device.
+
+    Raises RefusedError naming the flag, WorkerFailed when a rank ends while it starts.
+    """
+    ranks = Ranks(
+        msgspec.structs.replace(site.config, device=site.placement.device, num_threads=site.threads)
+    )
+    group = Group(0, site.config.tp_size, site.device)
+    try:
+        loaded = load_rank(site, share_of(site, group))
+        pages = min(site.plan.num_pages, *(rank.num_pages for rank in ranks.gather(RankLoaded)))
+        ranks.send(OpenPool(pages))
+        group.join(ranks.store)
+        worker = make_worker(loaded, pages, group)
+        ranks.gather(RankReady)
+    except BaseException:
+        ranks.end(0.0)
+        group.leave()
+        raise
+    kind = ParallelGraphWorker if isinstance(loaded.model, GpuModel) else ParallelWorker
+    return kind(worker, ranks, group), loaded.memory
+
+
+def share_of(site: Site, group: Group) -> Share:
+    """What this rank takes of the weights, and how it sums with the others."""
+
+    def cut(source: TensorSource) -> TensorSource:
+        return ShardedTensors(source, site.whole, group.rank, group.size)
+
+    return Share(cut, group.reduce)

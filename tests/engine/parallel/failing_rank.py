@@ -1,0 +1,28 @@
+"""A rank that raises in its eighth step. Runs in place of ``rank_process``."""
+
+import os
+import sys
+
+import torch
+
+from outrider.engine.parallel import cpu_steps, rank_process
+from outrider.engine.step import Drafted
+from outrider.engine_core.plan import HostDrafts, StepPlan, StepResult
+
+
+class FailingRunner(cpu_steps.FollowerRunner):
+    """Takes part in seven steps."""
+
+    def _decide(
+        self, plan: StepPlan, drafts: HostDrafts | None, drafted: Drafted, hidden: torch.Tensor
+    ) -> StepResult:
+        if plan.step >= 7:
+            raise ValueError("rank 1 had enough")
+        return super()._decide(plan, drafts, drafted, hidden)
+
+
+if __name__ == "__main__":
+    cpu_steps.FollowerRunner = FailingRunner  # type: ignore[misc]
+    status = rank_process.main()
+    sys.stderr.flush()
+    os._exit(status)
