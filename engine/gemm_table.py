@@ -8,16 +8,18 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from ..kernels.linear_config import MAX_ROWS, SkinnyConfig, row_tier, shortlist
+from ..kernels.linear_config import MAX_ROWS, SkinnyConfig, row_tier
+from ..kernels.linear_gpu import LinearConfig
+from ..kernels.stream_config import StreamConfig
 
 CACHE_VARIABLE = "OUTRIDER_CACHE_DIR"
-_VERSION = 1
+_VERSION = 2
 
 Epilogue = Literal["none", "residual", "silu_mul"]
 
@@ -49,7 +51,6 @@ class TritonChoice(
     warps: int
     stages: int
     tma: bool
-    prefetch: int
 
     def __post_init__(self) -> None:
         self.config()  # refuses what no kernel can run
@@ -64,11 +65,36 @@ class TritonChoice(
         return SkinnyConfig(**msgspec.structs.asdict(self))
 
 
+class StreamChoice(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="stream"
+):
+    """The Hopper kernel; the fields are ``StreamConfig``'s."""
+
+    tiles: int
+    block_k: int
+    stages: int
+    warps: int
+    split: int
+    programs: int
+
+    def __post_init__(self) -> None:
+        self.config()  # refuses what no kernel can run
+
+    @classmethod
+    def of(cls, config: StreamConfig) -> "StreamChoice":
+        """The choice of ``config``."""
+        return cls(**{name: getattr(config, name) for name in cls.__struct_fields__})
+
+    def config(self) -> StreamConfig:
+        """The kernel's configuration. Raises ValueError on values no kernel can run."""
+        return StreamConfig(**msgspec.structs.asdict(self))
+
+
 class GemmEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The choice for a key, and the microseconds of it and of cuBLAS."""
 
     key: GemmKey
-    choice: CublasChoice | TritonChoice
+    choice: CublasChoice | TritonChoice | StreamChoice
     microseconds: float
     cublas_microseconds: float
 
@@ -93,7 +119,9 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # Seconds of one matmul of a key: with a configuration, or with cuBLAS where it is None.
-Measure = Callable[[GemmKey, SkinnyConfig | None], float]
+Measure = Callable[[GemmKey, LinearConfig | None], float]
+# The configurations of a key that are worth measuring.
+Candidates = Callable[[GemmKey], Sequence[LinearConfig]]
 
 
 def cache_directory() -> Path:
@@ -117,7 +145,7 @@ class GemmTable:
 
     def config(
         self, n: int, k: int, rows: int, dtype: str, epilogue: Epilogue = "none"
-    ) -> SkinnyConfig | None:
+    ) -> LinearConfig | None:
         """The configuration for ``rows`` of input, None for cuBLAS."""
         if not 0 < rows <= MAX_ROWS:
             return None
@@ -126,7 +154,7 @@ class GemmTable:
             return None
         return entry.choice.config()
 
-    def fill(self, keys: Iterable[GemmKey], measure: Measure) -> int:
+    def fill(self, keys: Iterable[GemmKey], candidates: Candidates, measure: Measure) -> int:
         """Measure the keys that have no entry and write the file; how many there were.
 
         A configuration that ``measure`` refuses (RuntimeError or ValueError) is left out. A file
@@ -134,7 +162,7 @@ class GemmTable:
         """
         missing = [key for key in dict.fromkeys(keys) if key not in self._entries]
         for key in missing:
-            self._entries[key] = _fastest(key, measure)
+            self._entries[key] = _fastest(key, candidates(key), measure)
         if missing:
             self._write()
         return len(missing)
@@ -156,23 +184,22 @@ class GemmTable:
             warnings.warn(f"the matmul table is not kept: {error}", RuntimeWarning, stacklevel=3)
 
 
-def _fastest(key: GemmKey, measure: Measure) -> GemmEntry:
+def _fastest(key: GemmKey, candidates: Iterable[LinearConfig], measure: Measure) -> GemmEntry:
     cublas = measure(key, None)
-    best, choice = cublas, None
-    itemsize = 4 if key.dtype == "float32" else 2
-    for config in shortlist(key.n, key.k, key.m_tier, itemsize):
+    best: float = cublas
+    choice: CublasChoice | TritonChoice | StreamChoice = CublasChoice()
+    for config in candidates:
         try:
             seconds = measure(key, config)
         except (RuntimeError, ValueError):
             continue
         if seconds < best:
-            best, choice = seconds, config
-    return GemmEntry(
-        key,
-        CublasChoice() if choice is None else TritonChoice.of(choice),
-        round(best * 1e6, 3),
-        round(cublas * 1e6, 3),
-    )
+            best = seconds
+            if isinstance(config, StreamConfig):
+                choice = StreamChoice.of(config)
+            else:
+                choice = TritonChoice.of(config)
+    return GemmEntry(key, choice, round(best * 1e6, 3), round(cublas * 1e6, 3))
 
 
 def _read(path: Path, machine: Machine) -> list[GemmEntry]:

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 import torch
 import triton
 
-from ..kernels.linear_config import SkinnyConfig
-from ..kernels.linear_gpu import INTERLEAVE, SplitWorkspace, linear, linear_silu_mul
+from ..kernels.linear_config import shortlist
+from ..kernels.linear_gpu import INTERLEAVE, LinearConfig, linear, linear_silu_mul
+from ..kernels.split_workspace import SplitWorkspace
+from ..kernels.stream_config import stream_shortlist
 from .dependent_launch import launches_dependents
 from .gemm_table import GemmKey, Machine
 
@@ -21,6 +23,16 @@ _REPLAYS = 5
 def this_machine() -> Machine:
     """The current CUDA device and the versions of torch and triton."""
     return Machine(torch.cuda.get_device_name(), str(torch.__version__), triton.__version__)
+
+
+def candidates(key: GemmKey) -> Sequence[LinearConfig]:
+    """What is worth measuring on the current CUDA device."""
+    device = torch.cuda.get_device_properties()
+    sms = device.multi_processor_count
+    if device.major == 9:
+        gated = key.epilogue == "silu_mul"
+        return stream_shortlist(key.n, key.k, key.m_tier, gated=gated, sms=sms)
+    return shortlist(key.n, key.k, key.m_tier, 2, sms)
 
 
 class GemmTimer:
@@ -39,7 +51,7 @@ class GemmTimer:
         self._weights = weights
         self._block = block
 
-    def __call__(self, key: GemmKey, config: SkinnyConfig | None) -> float:
+    def __call__(self, key: GemmKey, config: LinearConfig | None) -> float:
         """Seconds of one call at the key's tier (at half of it for the lowest)."""
         weights = self._weights[key.n, key.k]
         count = max(4, _GRAPH_BYTES // (weights[0].numel() * weights[0].element_size()))
@@ -51,7 +63,7 @@ class GemmTimer:
         pdl = launches_dependents(x.device)
         workspace = None
         if config is not None:
-            need = SplitWorkspace.need(rows, key.n, config)
+            need = SplitWorkspace.need(rows, key.n, key.k, config)
             workspace = SplitWorkspace(x.device, *need)
 
         def call(weight: torch.Tensor) -> None:

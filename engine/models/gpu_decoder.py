@@ -9,8 +9,7 @@ from ...engine_core.model_config import ModelConfig
 from ...kernels.add_rms_norm_gpu import add_rms_norm
 from ...kernels.embedding_gpu import embed
 from ...kernels.linear import interleave_gate_up
-from ...kernels.linear_config import SkinnyConfig
-from ...kernels.linear_gpu import INTERLEAVE
+from ...kernels.linear_gpu import INTERLEAVE, LinearConfig
 from ...kernels.paged_attention_gpu import paged_attention
 from ...kernels.qk_rope_write_gpu import qk_norm_rope_write
 from ...kernels.rms_norm_gpu import rms_norm
@@ -80,7 +79,7 @@ class GpuDecoder:
                 rows,
             )
 
-    def choose(self, choices: Mapping[GemmKey, SkinnyConfig]) -> None:
+    def choose(self, choices: Mapping[GemmKey, LinearConfig]) -> None:
         """Replace the choices of ``tune``."""
         self._linear.choose(choices)
 
