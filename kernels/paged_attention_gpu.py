@@ -53,10 +53,12 @@ def choose_tiling(
     if wide:
         block_n = min(block_n, 32)
     programs = rows * kv_heads * triton.cdiv(packed_rows, block_m)
-    wanted = 2 * processors // max(programs, 1)
+    wanted = processors // max(programs, 1)
     splits = max(1, min(wanted, triton.cdiv(max_kv, 2 * block_n), 64))
-    # Where rows alone fill the chip, less shared memory a program lets more of them run at once.
-    stages = 2 if packed_rows <= 16 and programs > 3 * processors else 3
+    stages = 3
+    if packed_rows <= 16 and programs > processors:
+        # Where rows alone fill the chip, less shared memory a program lets more of them run at once.
+        stages = 2 if programs > 3 * processors else 4
     return Tiling(block_m, block_n, warps, stages, splits)
 
 

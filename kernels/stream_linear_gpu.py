@@ -98,7 +98,7 @@ def _stream(
     x, weight, bias, residual, out, partial, arrived,
     rows, N, units, depth, per, stride_r, stride_o,
     BLOCK_M: gl.constexpr, TILES: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    PAIR: gl.constexpr, PDL: gl.constexpr, WARPS: gl.constexpr,
+    PAIR: gl.constexpr, PDL: gl.constexpr, WARPS: gl.constexpr, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Units [program * per, + per) of ``units``; unit u is block u % depth of tile u // depth."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout(
@@ -176,7 +176,13 @@ def _stream(
                 stage = 0
                 phase ^= 1
         sums = _settled(accs, TILES)
-        if stop - unit == depth:
+        if not SPLIT:  # noqa: SIM114
+            for j in gl.static_range(TILES):
+                _store(
+                    sums[j], tile * TILES + j, bias, residual, out, rows, N, stride_r, stride_o,
+                    BLOCK_M, PAIR, WARPS,
+                )  # fmt: skip
+        elif stop - unit == depth:
             for j in gl.static_range(TILES):
                 _store(
                     sums[j], tile * TILES + j, bias, residual, out, rows, N, stride_r, stride_o,
@@ -274,6 +280,7 @@ def stream_linear(
         PAIR=silu_block,
         PDL=pdl,
         WARPS=config.warps,
+        SPLIT=workspace is not None,
         num_warps=config.warps,
         launch_pdl=pdl,
     )

@@ -117,10 +117,12 @@ def test_the_kernel_compiles_for_hopper_without_one(
         layout = gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)
         signature[name] = f"tensordesc<bf16[{shape[0]}, {shape[1]}],{layout!r}>"
     signature |= {"out": "*bf16", "partial": "*fp32", "arrived": "*i32"}
-    constants = {
+    split = config.split > 1
+    constants = {} if split else {"partial": None, "arrived": None}
+    constants |= {
         "bias": None, "residual": None, "BLOCK_M": block_m, "TILES": config.tiles,
         "BLOCK_K": config.block_k, "STAGES": config.stages, "PAIR": pair, "PDL": True,
-        "WARPS": config.warps,
+        "WARPS": config.warps, "SPLIT": split,
     }  # fmt: skip
     signature |= dict.fromkeys(constants, "constexpr")
     source = GluonASTSource(kernel, signature, constants)
