@@ -2,13 +2,15 @@
 
 The key is the weight's shape, the tier of rows (a tile's height), the dtype and the epilogue. A
 tier has one choice, so that a row's bits do not depend on how many rows of the tier a step has.
+What a choice is worth depends on its neighbours, into whose time its weights' loads reach: each is
+measured among the choices made so far.
 """
 
 import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -91,7 +93,7 @@ class StreamChoice(
 
 
 class GemmEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The choice for a key, and the microseconds of it and of cuBLAS."""
+    """The choice for a key, and the microseconds of its layer's matmuls with it and with cuBLAS."""
 
     key: GemmKey
     choice: CublasChoice | TritonChoice | StreamChoice
@@ -118,8 +120,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: list[GemmEntry]
 
 
-# Seconds of one matmul of a key: with a configuration, or with cuBLAS where it is None.
-Measure = Callable[[GemmKey, LinearConfig | None], float]
+Choices = Mapping[GemmKey, LinearConfig | None]
+# Seconds of the layer of a key's matmul: with a configuration, or with cuBLAS where it is None, and
+# with the choices of the other matmuls.
+Measure = Callable[[GemmKey, LinearConfig | None, Choices], float]
 # The configurations of a key that are worth measuring.
 Candidates = Callable[[GemmKey], Sequence[LinearConfig]]
 
@@ -150,9 +154,7 @@ class GemmTable:
         if not 0 < rows <= MAX_ROWS:
             return None
         entry = self._entries.get(GemmKey(n, k, row_tier(rows), dtype, epilogue))
-        if entry is None or isinstance(entry.choice, CublasChoice):
-            return None
-        return entry.choice.config()
+        return None if entry is None else _config(entry)
 
     def fill(self, keys: Iterable[GemmKey], candidates: Candidates, measure: Measure) -> int:
         """Measure the keys that have no entry and write the file; how many there were.
@@ -160,11 +162,16 @@ class GemmTable:
         A configuration that ``measure`` refuses (RuntimeError or ValueError) is left out. A file
         that cannot be written is a warning: the choices hold for this process.
         """
-        missing = [key for key in dict.fromkeys(keys) if key not in self._entries]
+        keys = list(dict.fromkeys(keys))
+        missing = [key for key in keys if key not in self._entries]
+        if not missing:
+            return 0
+        choices = {key: next(iter(candidates(key)), None) for key in missing}
+        choices |= {key: _config(self._entries[key]) for key in keys if key in self._entries}
         for key in missing:
-            self._entries[key] = _fastest(key, candidates(key), measure)
-        if missing:
-            self._write()
+            self._entries[key] = _fastest(key, candidates(key), measure, choices)
+            choices[key] = _config(self._entries[key])
+        self._write()
         return len(missing)
 
     def _write(self) -> None:
@@ -184,13 +191,19 @@ class GemmTable:
             warnings.warn(f"the matmul table is not kept: {error}", RuntimeWarning, stacklevel=3)
 
 
-def _fastest(key: GemmKey, candidates: Iterable[LinearConfig], measure: Measure) -> GemmEntry:
-    cublas = measure(key, None)
+def _config(entry: GemmEntry) -> LinearConfig | None:
+    return None if isinstance(entry.choice, CublasChoice) else entry.choice.config()
+
+
+def _fastest(
+    key: GemmKey, candidates: Iterable[LinearConfig], measure: Measure, others: Choices
+) -> GemmEntry:
+    cublas = measure(key, None, others)
     best: float = cublas
     choice: CublasChoice | TritonChoice | StreamChoice = CublasChoice()
     for config in candidates:
         try:
-            seconds = measure(key, config)
+            seconds = measure(key, config, others)
         except (RuntimeError, ValueError):
             continue
         if seconds < best:

@@ -57,8 +57,10 @@ def choose_tiling(
     splits = max(1, min(wanted, triton.cdiv(max_kv, 2 * block_n), 64))
     stages = 3
     if packed_rows <= 16 and programs > processors:
-        # Where rows alone fill the chip, less shared memory a program lets more of them run at once.
+        # Where rows alone fill the chip, less shared memory a program lets more of them run.
         stages = 2 if programs > 3 * processors else 4
+    elif packed_rows <= 16 and splits >= 8:
+        stages = 2  # what is left holds weights of the matmul behind, on their way already
     return Tiling(block_m, block_n, warps, stages, splits)
 
 

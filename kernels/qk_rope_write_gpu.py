@@ -72,8 +72,9 @@ def _qk_norm_rope_write(
     if k_norm is not None:
         k_low, k_high = _load_halves(k_norm + pair, pair < HALF, HALF)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        # Not before: attention's programs would crowd the few multiprocessors that are free.
+        tl.extra.cuda.gdc_launch_dependents()
     position = tl.load(positions + token)
     slot = tl.load(kv_slots + token)
     low, high = _load_halves(qkv + token * qkv_stride + column, inside, HALF)

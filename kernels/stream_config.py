@@ -1,5 +1,6 @@
 """How the Hopper matmul is cut up, and which cuts are worth measuring."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -60,23 +61,26 @@ def shared_bytes(config: StreamConfig, block_m: int, gated: bool) -> int:
     return config.stages * stage + turned + _SPARE_BYTES
 
 
-def _cuts(n: int, k: int, block_m: int, sms: int) -> Iterator[StreamConfig]:
-    """Cuts without their number of stages."""
+def _cuts(n: int, k: int, block_m: int, sms: int) -> Iterator[tuple[StreamConfig, int]]:
+    """Cuts without their number of stages, and how many programs share a multiprocessor."""
     blocks = -(-n // WEIGHT_ROWS)
-    warps = 8 if block_m > 64 else 4
-    for block_k in (128, 256) if block_m <= 32 else (64, 128):
+    groups = (4, 8) if block_m > 64 else (4,)
+    for block_k, warps in itertools.product((128, 256) if block_m <= 32 else (64, 128), groups):
         if blocks <= sms:
             # Half of the multiprocessors pull as much as memory gives, and a part costs a merge.
             for split in sorted({1, min(sms // blocks, max(1, k // block_k // 2), _MOST_PARTS)}):
-                yield StreamConfig(1, block_k, 2, warps, split)
+                yield StreamConfig(1, block_k, 2, warps, split), 1
             continue
         for tiles in (2, 3, 4):
             # One program a multiprocessor, nearly all of them busy to the end.
-            if 0.9 * sms <= -(-blocks // tiles) <= sms:
-                yield StreamConfig(tiles, block_k, 2, warps)
-        yield StreamConfig(1, block_k, 2, warps, programs=sms)
-    if blocks > sms:
-        yield StreamConfig(2, 64, 2, warps, programs=sms)
+            if 0.9 * sms <= -(-blocks // tiles) <= sms and tiles * block_m <= 64 * warps:
+                yield StreamConfig(tiles, block_k, 2, warps), 1
+        if 2 * sms < blocks <= 3 * sms:
+            yield StreamConfig(1, block_k, 2, warps), 3
+        if blocks > 3 * sms:
+            yield StreamConfig(1, block_k, 2, warps, programs=sms), 1
+    if blocks > 3 * sms:
+        yield StreamConfig(2, 64, 2, groups[-1], programs=sms), 1
 
 
 def stream_shortlist(
@@ -88,10 +92,10 @@ def stream_shortlist(
     ``sms`` multiprocessors. None for rows that tensor copies cannot load (K not a multiple of 8).
     """
     found = []
-    for cut in _cuts(n, k, block_m, sms) if k % 8 == 0 else ():
-        stages = range(_MOST_STAGES, 2, -1)
-        fits = (replace(cut, stages=count) for count in stages)
-        config = next((c for c in fits if shared_bytes(c, block_m, gated) <= SHARED_BYTES), None)
+    for cut, residents in _cuts(n, k, block_m, sms) if k % 8 == 0 else ():
+        room = SHARED_BYTES // residents
+        fits = (replace(cut, stages=count) for count in range(_MOST_STAGES, 2, -1))
+        config = next((c for c in fits if shared_bytes(c, block_m, gated) <= room), None)
         if config is not None:
             found.append(config)
     return list(dict.fromkeys(found))

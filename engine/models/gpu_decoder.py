@@ -16,6 +16,7 @@ from ...kernels.rms_norm_gpu import rms_norm
 from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
 from ..gemm_table import GemmKey
+from ..gemm_timer import Layer
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from ..weights import TensorSource
@@ -67,17 +68,18 @@ class GpuDecoder:
 
     def tune(self, rows: Iterable[int]) -> None:
         """Choose the matmuls of these numbers of tokens; before graphs are captured."""
+        chain: list[Layer] = [
+            [
+                ("none", layer.qkv),
+                ("residual", layer.o),
+                ("silu_mul", layer.gate_up),
+                ("residual", layer.down),
+            ]
+            for layer in self._layers
+        ]
+        chain.append([("none", self._head.lm_head)])
         with torch.inference_mode():
-            layers = self._layers
-            self._linear.tune(
-                {
-                    "none": [*(layer.qkv for layer in layers), self._head.lm_head],
-                    "residual": [matrix for layer in layers for matrix in (layer.o, layer.down)],
-                    "silu_mul": [layer.gate_up for layer in layers],
-                },
-                self._block,
-                rows,
-            )
+            self._linear.tune(chain, self._block, rows)
 
     def choose(self, choices: Mapping[GemmKey, LinearConfig]) -> None:
         """Replace the choices of ``tune``."""

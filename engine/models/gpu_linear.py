@@ -10,9 +10,7 @@ from ...kernels.linear_gpu import LinearConfig, linear, linear_silu_mul
 from ...kernels.split_workspace import SplitWorkspace
 from ..dependent_launch import launches_dependents
 from ..gemm_table import Epilogue, GemmKey, GemmTable
-from ..gemm_timer import GemmTimer, candidates, this_machine
-
-Matrices = Mapping[Epilogue, Sequence[torch.Tensor]]
+from ..gemm_timer import GemmTimer, Layer, candidates, this_machine
 
 
 class GpuLinear:
@@ -40,24 +38,22 @@ class GpuLinear:
         elements, tiles = (max(sizes) for sizes in zip(*needs, strict=True))
         self._workspace = SplitWorkspace(self._device, elements, tiles) if elements else None
 
-    def tune(self, matrices: Matrices, block: int, rows: Iterable[int]) -> None:
-        """Choose for these matrices at the tiers of ``rows``, by measurements kept on disk.
+    def tune(self, layers: Sequence[Layer], block: int, rows: Iterable[int]) -> None:
+        """Choose for these layers' matrices at the tiers of ``rows``, by measurements kept on disk.
 
         ``block``: how gate and up rows are interleaved. Nothing to choose off a GPU and in float32.
         """
         if self._device.type != "cuda" or self._dtype == torch.float32:
             return
         tiers = sorted({row_tier(count) for count in rows if count <= MAX_ROWS})
-        keys: list[GemmKey] = []
-        by_shape: dict[tuple[int, int], list[torch.Tensor]] = {}
-        for epilogue, weights in matrices.items():
-            for weight in weights:
-                n, k = weight.shape
-                by_shape.setdefault((n, k), []).append(weight)
-                keys += [GemmKey(n, k, tier, self._name, epilogue) for tier in tiers]
-        keys = list(dict.fromkeys(keys))
+        shapes = dict.fromkeys(
+            (*weight.shape, epilogue) for layer in layers for epilogue, weight in layer
+        )
+        keys = [
+            GemmKey(n, k, tier, self._name, epilogue) for tier in tiers for n, k, epilogue in shapes
+        ]
         table = GemmTable(this_machine())
-        if table.fill(keys, candidates, GemmTimer(by_shape, block)):
+        if table.fill(keys, candidates, GemmTimer(layers, block)):
             # The timed graphs' memory is theirs alone until it is given back.
             torch.cuda.empty_cache()
         found = {

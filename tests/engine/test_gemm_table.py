@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from outrider.engine.gemm_table import (
+    Choices,
     CublasChoice,
     GemmKey,
     GemmTable,
@@ -35,7 +36,7 @@ class Clock:
         self.calls: list[tuple[GemmKey, LinearConfig | None]] = []
         self._cublas = cublas
 
-    def __call__(self, key: GemmKey, config: LinearConfig | None) -> float:
+    def __call__(self, key: GemmKey, config: LinearConfig | None, others: Choices) -> float:
         self.calls.append((key, config))
         if config is None:
             return self._cublas
@@ -72,10 +73,10 @@ def test_a_configuration_that_fails_is_left_out(tmp_path: Path) -> None:
     best = shortlist(6144, 4096, 16)[-1]
     clock = Clock()
 
-    def measure(key: GemmKey, config: LinearConfig | None) -> float:
+    def measure(key: GemmKey, config: LinearConfig | None, others: Choices) -> float:
         if config == best:
             raise RuntimeError("out of resource: shared memory")
-        return clock(key, config)
+        return clock(key, config, others)
 
     table = GemmTable(MACHINE, tmp_path)
     table.fill([QKV], listed, measure)
@@ -85,7 +86,7 @@ def test_a_configuration_that_fails_is_left_out(tmp_path: Path) -> None:
 def test_a_choice_of_the_hopper_kernel_is_kept_too(tmp_path: Path) -> None:
     configs = stream_shortlist(6144, 4096, 16)
 
-    def measure(_: GemmKey, config: LinearConfig | None) -> float:
+    def measure(_: GemmKey, config: LinearConfig | None, _others: Choices) -> float:
         return 1e-6 if config == configs[1] else 2e-6
 
     GemmTable(MACHINE, tmp_path).fill([QKV], lambda _: configs, measure)

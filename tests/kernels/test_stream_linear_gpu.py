@@ -97,7 +97,7 @@ def test_a_shortlist_is_short_and_fits_a_multiprocessor(
     n: int, k: int, block_m: int, gated: bool
 ) -> None:
     found = stream_shortlist(n, k, block_m, gated=gated)
-    assert 2 <= len(found) <= 5
+    assert 1 <= len(found) <= 8
     assert len(set(found)) == len(found)
     assert all(shared_bytes(config, block_m, gated) <= SHARED_BYTES for config in found)
     assert stream_shortlist(n, k + 4, block_m, gated=gated) == []
@@ -118,7 +118,7 @@ def test_the_kernel_compiles_for_hopper_without_one(
         signature[name] = f"tensordesc<bf16[{shape[0]}, {shape[1]}],{layout!r}>"
     signature |= {"out": "*bf16", "partial": "*fp32", "arrived": "*i32"}
     split = config.split > 1
-    constants = {} if split else {"partial": None, "arrived": None}
+    constants: dict[str, object] = {} if split else {"partial": None, "arrived": None}
     constants |= {
         "bias": None, "residual": None, "BLOCK_M": block_m, "TILES": config.tiles,
         "BLOCK_K": config.block_k, "STAGES": config.stages, "PAIR": pair, "PDL": True,
