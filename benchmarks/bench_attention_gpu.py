@@ -33,13 +33,18 @@ KEY_BYTES = 2 * KV_HEADS * HEAD_DIM * 2
 BATCHES, QUERIES, CONTEXTS = (1, 8, 32, 64, 128), (1, 8), (576, 2048, 8192)
 L2_BYTES, MOST_SETS = 200e6, 36
 # (block_n, warps, stages) of streaming tiles; (block_m, block_n, warps, stages) of prefill's.
-SHAPES = ((64, 4, 2), (64, 4, 3), (64, 4, 4), (32, 4, 4), (32, 2, 4), (128, 8, 2))
+SHAPES = ((64, 4, 2), (64, 4, 3), (64, 4, 4), (32, 4, 4), (32, 4, 6), (128, 4, 2), (128, 8, 2))
 PREFILL_SHAPES = (
     *((128, 64, 8, stages) for stages in (2, 3, 4)),
     *((128, 128, 8, stages) for stages in (2, 3)),
     (64, 64, 4, 2),
 )
-SWEPT = ((1, 576), (1, 2048), (1, 8192), (8, 2048), (32, 2048), (64, 576), (64, 2048), (128, 576))
+SWEPT = (
+    *((batch, 1, 576) for batch in (1, 8, 32, 64, 128, 256)),
+    *((batch, 1, 2048) for batch in (1, 32, 64)),
+    *((batch, 8, 576) for batch in (1, 8)),
+    (2, 8192, 8192),
+)
 
 
 class Inputs:
@@ -164,8 +169,7 @@ def report(args: argparse.Namespace, bandwidth: float) -> Iterator[dict[str, Any
 
 def sweep(args: argparse.Namespace, bandwidth: float) -> Iterator[dict[str, Any]]:
     """The chosen tiling of each case, then the fastest five of all tried."""
-    cases = [(batch, q, context) for batch, context in SWEPT for q in QUERIES]
-    for batch, q, context in [*cases, (2, 8192, 8192)]:
+    for batch, q, context in SWEPT:
         inputs = Inputs(batch, q, context, args.page_size, args.max_kv)
         chosen = inputs.tiling()
         rows = []
@@ -180,14 +184,17 @@ def sweep(args: argparse.Namespace, bandwidth: float) -> Iterator[dict[str, Any]
 
 
 def candidates(inputs: Inputs, chosen: Tiling) -> list[Tiling]:
-    """All shapes at the chosen splits, and the chosen shape at other splits."""
+    """All shapes at the splits that give one or a few programs a multiprocessor."""
     if inputs.q > 64:
         return [Tiling(*shape, 1) for shape in PREFILL_SHAPES]
     shapes = [chosen._replace(block_n=n, warps=w, stages=s) for n, w, s in SHAPES]
     programs = inputs.batch * KV_HEADS
-    counts = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-    useful = [count for count in counts if 64 <= programs * count <= 2400]
-    return [t for t in shapes + [chosen._replace(splits=n) for n in useful] if t != chosen]
+    useful = [count for count in (1, 2, 4, 8, 16, 32) if 64 <= programs * count <= 600]
+    return [
+        tiling
+        for shape, count in itertools.product(shapes, useful or [1])
+        if (tiling := shape._replace(splits=count)) != chosen
+    ]
 
 
 def main() -> int:

@@ -2,8 +2,9 @@
 
 The floor of a matmul is its weight's bytes over the copy bandwidth measured in the same run. Every
 time is taken in CUDA graphs that walk through more weights than L2 holds. First each matmul of a
-Qwen3-8B layer alone (cuBLAS for every M, then a sweep of tile shapes), then the chain of all
-layers with a norm, a stand-in for attention and the activation between them, as one graph.
+Qwen3-8B layer alone (cuBLAS for every M, then the configurations of a kernel: ``stream`` is for
+Hopper, ``skinny`` for all others), then the chain of all layers with a norm, a stand-in for
+attention and the activation between them, as one graph.
 
     python benchmarks/bench_linear_gpu.py --json benchmarks/results/h200-linear.json
 """
@@ -29,13 +30,15 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from outrider.kernels.linear_config import SkinnyConfig, candidates, row_tier
+from outrider.kernels.linear_config import candidates, row_tier
 from outrider.kernels.linear_gpu import (
     INTERLEAVE,
-    SplitWorkspace,
+    LinearConfig,
+    few_rows_linear,
     silu_mul_interleaved,
-    skinny_linear,
 )
+from outrider.kernels.split_workspace import SplitWorkspace
+from outrider.kernels.stream_config import StreamConfig, stream_shortlist
 
 HIDDEN, QKV, FFN, VOCAB = 4096, 6144, 12288, 151936
 SHAPES = {
@@ -51,7 +54,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TIERS = {16: 8, 32: 32, 64: 64, 128: 128}
 GRAPH_BYTES = 1.6e9
 COPY_BYTES, COPIES = 1 << 32, 20  # of the copy that bandwidth is measured by
-Job = tuple[int, SkinnyConfig, str, bool]
+Job = tuple[int, LinearConfig, str, bool]
 
 
 @triton.jit
@@ -134,12 +137,12 @@ def copy_bandwidth(buffer: torch.Tensor) -> float:
 def compile_job(job: Job) -> str:
     """Compile a kernel into Triton's cache by running it on a small matmul; the error, if any."""
     block_m, config, epilogue, pdl = job
-    k = config.block_k * 4 * config.split_k
+    n, k = 512, config.block_k * 16
     x = torch.zeros(block_m, k, dtype=DTYPE, device="cuda")
-    weight = torch.zeros(config.block_n, k, dtype=DTYPE, device="cuda")
-    residual = torch.zeros(block_m, config.block_n, dtype=DTYPE, device="cuda")
+    weight = torch.zeros(n, k, dtype=DTYPE, device="cuda")
+    residual = torch.zeros(block_m, n, dtype=DTYPE, device="cuda")
     try:
-        skinny_linear(
+        few_rows_linear(
             x, weight, config=config, pdl=pdl,
             residual=residual if epilogue == "residual" else None,
             silu_block=INTERLEAVE if epilogue == "silu" else 0,
@@ -161,7 +164,7 @@ class Bench:
         self._workspace = SplitWorkspace("cuda", 128 << 20, 1 << 16)
         self.bandwidth = copy_bandwidth(self._weights.buffer)
         self.cublas: dict[tuple[str, int], float] = {}
-        self.best: dict[tuple[str, int], list[tuple[float, SkinnyConfig]]] = {}
+        self.best: dict[tuple[str, int], list[tuple[float, LinearConfig]]] = {}
         self.report: dict[str, object] = {
             "device": torch.cuda.get_device_name(),
             "torch": torch.__version__,
@@ -199,7 +202,9 @@ class Bench:
         return {job for job in wanted if not errors[(job[0], self._kernel(job[1]), *job[2:])]}
 
     @staticmethod
-    def _kernel(config: SkinnyConfig) -> SkinnyConfig:
+    def _kernel(config: LinearConfig) -> LinearConfig:
+        if isinstance(config, StreamConfig):
+            return replace(config, split=1, programs=0)
         return replace(config, split_k=min(config.split_k, 2))
 
     def measure_cublas(self) -> None:
@@ -217,14 +222,14 @@ class Bench:
             self.say(f"cublas {name}: { ({m: r['ratio'] for m, r in table[name].items()}) }")
         self.save("cublas", table)
 
-    def time_config(self, name: str, rows: int, config: SkinnyConfig, pdl: bool = True) -> float:
+    def time_config(self, name: str, rows: int, config: LinearConfig, pdl: bool = True) -> float:
         """Seconds of one matmul."""
         n, k = SHAPES[name]
         x = torch.randn(rows, k, dtype=DTYPE, device="cuda")
         out = x.new_empty(rows, n)
 
         def call(weight: torch.Tensor) -> None:
-            skinny_linear(
+            few_rows_linear(
                 x, weight, config=config, out=out, workspace=self._workspace, pdl=pdl
             )  # fmt: skip
 
@@ -232,14 +237,20 @@ class Bench:
         call(cycle[0])
         return graph_seconds([partial(call, w) for w in cycle]) / len(cycle)
 
-    def sweep(self, tiers: list[int]) -> None:
-        """Time the candidates of each tier, compiled all together."""
-        plans = {(t, s): candidates(*SHAPES[s], t) for t in tiers for s in SHAPES}
+    def sweep(self, tiers: list[int], kernel: str) -> None:
+        """Time the configurations of each tier, compiled all together."""
+        plans: dict[tuple[int, str], list[LinearConfig]] = {}
+        for tier, name in itertools.product(tiers, SHAPES):
+            if kernel == "stream":
+                gated = name == "gate_up"
+                plans[tier, name] = [*stream_shortlist(*SHAPES[name], tier, gated=gated)]
+            else:
+                plans[tier, name] = [*candidates(*SHAPES[name], tier)]
         works = self.compile((t, c, "", True) for (t, _), found in plans.items() for c in found)
         table: dict[str, list[dict[str, object]]] = {}
         for (tier, name), found in plans.items():
             rows = TIERS[tier]
-            times: list[tuple[float, SkinnyConfig]] = []
+            times: list[tuple[float, LinearConfig]] = []
             for config in found:
                 if time.perf_counter() > self._deadline:
                     self.say(f"out of time: {name} at {tier} has {len(times)} of {len(found)}")
@@ -280,11 +291,11 @@ class Bench:
                 self.say(f"{name} M={rows}: {table[name][rows]}")
         self.save("rows", table)
 
-    def _error(self, name: str, rows: int, config: SkinnyConfig) -> float:
+    def _error(self, name: str, rows: int, config: LinearConfig) -> float:
         """The largest difference from float32, relative to the largest output."""
         weight = self._weights.of[name][0]
         x = torch.randn(rows, weight.shape[1], dtype=DTYPE, device="cuda")
-        out = skinny_linear(x, weight, config=config, workspace=self._workspace, pdl=True).float()
+        out = few_rows_linear(x, weight, config=config, workspace=self._workspace, pdl=True).float()
         exact = x.float() @ weight.float().t()
         return round(float((out - exact).abs().max() / exact.abs().max()), 5)
 
@@ -309,14 +320,9 @@ class Bench:
             }
             ways: dict[str, Callable[[], None]] = {
                 "cublas": partial(chain.run, {}, pdl=False, fused=False),
-                "triton": partial(chain.run, faster, pdl=False, fused=False),
-                "triton pdl": partial(chain.run, faster, pdl=True, fused=False),
-                "triton fused": partial(chain.run, faster, pdl=False, fused=True),
+                "chosen": partial(chain.run, faster, pdl=False, fused=True),
+                "chosen, dependent launch": partial(chain.run, faster, pdl=True, fused=True),
             }
-            for times in (0, 1, 2, 4, 8):
-                more = {n: replace(c, prefetch=c.stages * times) for n, c in faster.items()}
-                way = f"triton pdl fused, prefetch {times} x stages"
-                ways[way] = partial(chain.run, more, pdl=True, fused=True)
             table[rows] = {"floor_ms": round(floor * 1e3, 3)}
             for way, run in ways.items():
                 if time.perf_counter() > self._deadline + 30:
@@ -347,7 +353,7 @@ class Chain:
         self._streams = [empty(HIDDEN), empty(HIDDEN)]
         self._gate_up, self._act, self._logits = empty(2 * FFN), empty(FFN), empty(VOCAB)
 
-    def run(self, configs: dict[str, SkinnyConfig], pdl: bool, fused: bool) -> None:
+    def run(self, configs: dict[str, LinearConfig], pdl: bool, fused: bool) -> None:
         """All launches of one step; shapes without a configuration go to cuBLAS."""
         weights = self._weights.of
         a, b = self._streams
@@ -357,7 +363,7 @@ class Chain:
             residual: torch.Tensor | None = None, silu: int = 0,
         ) -> None:  # fmt: skip
             if name in configs:
-                skinny_linear(
+                few_rows_linear(
                     x, weights[name][layer], config=configs[name], out=out, residual=residual,
                     silu_block=silu, workspace=self._workspace, pdl=pdl,
                 )  # fmt: skip
@@ -390,6 +396,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--tiers", default="16,32,64,128")
+    parser.add_argument("--kernel", choices=("stream", "skinny"), default="stream")
     parser.add_argument("--budget", type=float, default=110.0, help="seconds for the sweep")
     parser.add_argument("--processes", type=int, default=14, help="that compile")
     args = parser.parse_args()
@@ -398,7 +405,7 @@ def main() -> int:
     with ProcessPoolExecutor(args.processes, mp_context=spawn) as pool:
         bench = Bench(args.json, args.layers, args.budget, pool)
         bench.measure_cublas()
-        bench.sweep(tiers)
+        bench.sweep(tiers, args.kernel)
         bench.per_row_count(tiers)
         bench.chain()
     bench.say(f"written to {args.json}")

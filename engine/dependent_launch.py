@@ -2,7 +2,8 @@
 
 All of our kernels that take ``pdl`` read nothing but the model's constants before they wait for
 the kernel ahead, and write nothing: so each has seen all work before it end, and it is safe to mix
-them in a stream with any others.
+them in a stream with any others. Most let their successor start as soon as their own programs have:
+a matmul's weights then come while the small kernels before it run.
 """
 
 import torch

@@ -2,22 +2,26 @@
 
 The key is the weight's shape, the tier of rows (a tile's height), the dtype and the epilogue. A
 tier has one choice, so that a row's bits do not depend on how many rows of the tier a step has.
+What a choice is worth depends on its neighbours, into whose time its weights' loads reach: each is
+measured among the choices made so far.
 """
 
 import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from ..kernels.linear_config import MAX_ROWS, SkinnyConfig, row_tier, shortlist
+from ..kernels.linear_config import MAX_ROWS, SkinnyConfig, row_tier
+from ..kernels.linear_gpu import LinearConfig
+from ..kernels.stream_config import StreamConfig
 
 CACHE_VARIABLE = "OUTRIDER_CACHE_DIR"
-_VERSION = 1
+_VERSION = 2
 
 Epilogue = Literal["none", "residual", "silu_mul"]
 
@@ -49,7 +53,6 @@ class TritonChoice(
     warps: int
     stages: int
     tma: bool
-    prefetch: int
 
     def __post_init__(self) -> None:
         self.config()  # refuses what no kernel can run
@@ -64,11 +67,36 @@ class TritonChoice(
         return SkinnyConfig(**msgspec.structs.asdict(self))
 
 
+class StreamChoice(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="stream"
+):
+    """The Hopper kernel; the fields are ``StreamConfig``'s."""
+
+    tiles: int
+    block_k: int
+    stages: int
+    warps: int
+    split: int
+    programs: int
+
+    def __post_init__(self) -> None:
+        self.config()  # refuses what no kernel can run
+
+    @classmethod
+    def of(cls, config: StreamConfig) -> "StreamChoice":
+        """The choice of ``config``."""
+        return cls(**{name: getattr(config, name) for name in cls.__struct_fields__})
+
+    def config(self) -> StreamConfig:
+        """The kernel's configuration. Raises ValueError on values no kernel can run."""
+        return StreamConfig(**msgspec.structs.asdict(self))
+
+
 class GemmEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The choice for a key, and the microseconds of it and of cuBLAS."""
+    """The choice for a key, and the microseconds of its layer's matmuls with it and with cuBLAS."""
 
     key: GemmKey
-    choice: CublasChoice | TritonChoice
+    choice: CublasChoice | TritonChoice | StreamChoice
     microseconds: float
     cublas_microseconds: float
 
@@ -92,8 +120,12 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: list[GemmEntry]
 
 
-# Seconds of one matmul of a key: with a configuration, or with cuBLAS where it is None.
-Measure = Callable[[GemmKey, SkinnyConfig | None], float]
+Choices = Mapping[GemmKey, LinearConfig | None]
+# Seconds of the layer of a key's matmul: with a configuration, or with cuBLAS where it is None, and
+# with the choices of the other matmuls.
+Measure = Callable[[GemmKey, LinearConfig | None, Choices], float]
+# The configurations of a key that are worth measuring.
+Candidates = Callable[[GemmKey], Sequence[LinearConfig]]
 
 
 def cache_directory() -> Path:
@@ -117,26 +149,29 @@ class GemmTable:
 
     def config(
         self, n: int, k: int, rows: int, dtype: str, epilogue: Epilogue = "none"
-    ) -> SkinnyConfig | None:
+    ) -> LinearConfig | None:
         """The configuration for ``rows`` of input, None for cuBLAS."""
         if not 0 < rows <= MAX_ROWS:
             return None
         entry = self._entries.get(GemmKey(n, k, row_tier(rows), dtype, epilogue))
-        if entry is None or isinstance(entry.choice, CublasChoice):
-            return None
-        return entry.choice.config()
+        return None if entry is None else _config(entry)
 
-    def fill(self, keys: Iterable[GemmKey], measure: Measure) -> int:
+    def fill(self, keys: Iterable[GemmKey], candidates: Candidates, measure: Measure) -> int:
         """Measure the keys that have no entry and write the file; how many there were.
 
         A configuration that ``measure`` refuses (RuntimeError or ValueError) is left out. A file
         that cannot be written is a warning: the choices hold for this process.
         """
-        missing = [key for key in dict.fromkeys(keys) if key not in self._entries]
+        keys = list(dict.fromkeys(keys))
+        missing = [key for key in keys if key not in self._entries]
+        if not missing:
+            return 0
+        choices = {key: next(iter(candidates(key)), None) for key in missing}
+        choices |= {key: _config(self._entries[key]) for key in keys if key in self._entries}
         for key in missing:
-            self._entries[key] = _fastest(key, measure)
-        if missing:
-            self._write()
+            self._entries[key] = _fastest(key, candidates(key), measure, choices)
+            choices[key] = _config(self._entries[key])
+        self._write()
         return len(missing)
 
     def _write(self) -> None:
@@ -156,23 +191,28 @@ class GemmTable:
             warnings.warn(f"the matmul table is not kept: {error}", RuntimeWarning, stacklevel=3)
 
 
-def _fastest(key: GemmKey, measure: Measure) -> GemmEntry:
-    cublas = measure(key, None)
-    best, choice = cublas, None
-    itemsize = 4 if key.dtype == "float32" else 2
-    for config in shortlist(key.n, key.k, key.m_tier, itemsize):
+def _config(entry: GemmEntry) -> LinearConfig | None:
+    return None if isinstance(entry.choice, CublasChoice) else entry.choice.config()
+
+
+def _fastest(
+    key: GemmKey, candidates: Iterable[LinearConfig], measure: Measure, others: Choices
+) -> GemmEntry:
+    cublas = measure(key, None, others)
+    best: float = cublas
+    choice: CublasChoice | TritonChoice | StreamChoice = CublasChoice()
+    for config in candidates:
         try:
-            seconds = measure(key, config)
+            seconds = measure(key, config, others)
         except (RuntimeError, ValueError):
             continue
         if seconds < best:
-            best, choice = seconds, config
-    return GemmEntry(
-        key,
-        CublasChoice() if choice is None else TritonChoice.of(choice),
-        round(best * 1e6, 3),
-        round(cublas * 1e6, 3),
-    )
+            best = seconds
+            if isinstance(config, StreamConfig):
+                choice = StreamChoice.of(config)
+            else:
+                choice = TritonChoice.of(config)
+    return GemmEntry(key, choice, round(best * 1e6, 3), round(cublas * 1e6, 3))
 
 
 def _read(path: Path, machine: Machine) -> list[GemmEntry]:

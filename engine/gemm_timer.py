@@ -4,18 +4,23 @@
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import triton
 
-from ..kernels.linear_config import SkinnyConfig
-from ..kernels.linear_gpu import INTERLEAVE, SplitWorkspace, linear, linear_silu_mul
+from ..kernels.linear_config import shortlist
+from ..kernels.linear_gpu import INTERLEAVE, LinearConfig, linear, linear_silu_mul
+from ..kernels.split_workspace import SplitWorkspace
+from ..kernels.stream_config import stream_shortlist
 from .dependent_launch import launches_dependents
-from .gemm_table import GemmKey, Machine
+from .gemm_table import Choices, Epilogue, GemmKey, Machine
 
 _GRAPH_BYTES = 400 << 20  # of weights that one timed graph streams: several times L2
 _REPLAYS = 5
+
+Layer = Sequence[tuple[Epilogue, torch.Tensor]]
 
 
 def this_machine() -> Machine:
@@ -23,54 +28,46 @@ def this_machine() -> Machine:
     return Machine(torch.cuda.get_device_name(), str(torch.__version__), triton.__version__)
 
 
-class GemmTimer:
-    """A ``Measure``: the median seconds of a matmul in a CUDA graph that cycles through weights.
+def candidates(key: GemmKey) -> Sequence[LinearConfig]:
+    """What is worth measuring on the current CUDA device."""
+    device = torch.cuda.get_device_properties()
+    sms = device.multi_processor_count
+    if device.major == 9:
+        gated = key.epilogue == "silu_mul"
+        return stream_shortlist(key.n, key.k, key.m_tier, gated=gated, sms=sms)
+    return shortlist(key.n, key.k, key.m_tier, 2, sms)
 
-    ``weights`` holds the model's matrices by shape (n, k), so that a shape's layers together are
-    larger than L2 and no memory is needed for copies. ``block``: how gate and up rows are
-    interleaved.
+
+class GemmTimer:
+    """A ``Measure``: the median seconds of a layer's matmuls in a CUDA graph of many layers.
+
+    ``layers``: the matmuls of each layer in the order of their launches; together larger than L2.
+    ``block``: how gate and up rows are interleaved.
     """
 
-    def __init__(
-        self,
-        weights: Mapping[tuple[int, int], Sequence[torch.Tensor]],
-        block: int = INTERLEAVE,
-    ) -> None:
-        self._weights = weights
+    def __init__(self, layers: Sequence[Layer], block: int = INTERLEAVE) -> None:
+        self._layers = layers
         self._block = block
         self._graph: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self, key: GemmKey, config: SkinnyConfig | None) -> float:
-        """Seconds of one call at the key's tier (at half of it for the lowest)."""
-        weights = self._weights[key.n, key.k]
-        count = max(4, _GRAPH_BYTES // (weights[0].numel() * weights[0].element_size()))
+    def __call__(self, key: GemmKey, config: LinearConfig | None, others: Choices) -> float:
+        """Seconds of one layer at the key's tier (at half of it for the lowest)."""
+        chosen = {**others, key: config}
+        layers = [layer for layer in self._layers if any(_is(key, *one) for one in layer)]
+        size = sum(weight.numel() * weight.element_size() for _, weight in layers[0])
+        count = max(4, _GRAPH_BYTES // size)
         rows = 8 if key.m_tier == 16 else key.m_tier
-        x = torch.randn(rows, key.k, device=weights[0].device).to(weights[0].dtype)
-        # Behind cuBLAS it is the norm that adds the residual, at next to no cost.
-        adds = key.epilogue == "residual" and config is not None
-        residual = x.new_zeros(rows, key.n) if adds else None
-        pdl = launches_dependents(x.device)
-        workspace = None
-        if config is not None:
-            need = SplitWorkspace.need(rows, key.n, config)
-            workspace = SplitWorkspace(x.device, *need)
-
-        def call(weight: torch.Tensor) -> None:
-            if key.epilogue == "silu_mul":
-                linear_silu_mul(
-                    x, weight, block=self._block, config=config, workspace=workspace, pdl=pdl
-                )
-            else:
-                linear(x, weight, None, residual, config=config, workspace=workspace, pdl=pdl)
-
+        calls = [self._calls(layer, rows, key, chosen) for layer in layers[:count]]
         # Compiles and loads before the capture, which could not.
-        call(weights[0])
+        for call in calls[0]:
+            call()
         torch.cuda.synchronize()
         # In the last graph's pool, which lives while that graph does: pools of their own add up.
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=None if self._graph is None else self._graph.pool()):
-            for weight in itertools.islice(itertools.cycle(weights), count):
-                call(weight)
+            for layer in itertools.islice(itertools.cycle(calls), count):
+                for call in layer:
+                    call()
         self._graph = graph
         graph.replay()
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPLAYS + 1)]
@@ -81,3 +78,29 @@ class GemmTimer:
         torch.cuda.synchronize()
         times = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
         return float(statistics.median(times)) / 1e3 / count
+
+    def _calls(
+        self, layer: Layer, rows: int, key: GemmKey, chosen: Choices
+    ) -> list[Callable[[], object]]:
+        calls: list[Callable[[], object]] = []
+        for epilogue, weight in layer:
+            n, k = weight.shape
+            config = chosen.get(GemmKey(n, k, key.m_tier, key.dtype, epilogue))
+            x = torch.randn(rows, k, device=weight.device).to(weight.dtype)
+            workspace = None
+            if config is not None:
+                need = SplitWorkspace.need(rows, n, k, config)
+                workspace = SplitWorkspace(x.device, *need)
+            pdl = launches_dependents(x.device)
+            if epilogue == "silu_mul":
+                call = partial(linear_silu_mul, x, weight, block=self._block)
+            else:
+                # Behind cuBLAS it is the norm that adds the residual, at next to no cost.
+                adds = epilogue == "residual" and config is not None
+                call = partial(linear, x, weight, residual=x.new_zeros(rows, n) if adds else None)
+            calls.append(partial(call, config=config, workspace=workspace, pdl=pdl))
+        return calls
+
+
+def _is(key: GemmKey, epilogue: Epilogue, weight: torch.Tensor) -> bool:
+    return (key.n, key.k) == tuple(weight.shape) and key.epilogue == epilogue

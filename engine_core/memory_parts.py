@@ -23,7 +23,8 @@ _CUBLAS_STREAMS = 2  # eager steps, and captures
 _PROCESSORS = 132  # of an H200
 _SPLIT_PROGRAMS = 2 * _PROCESSORS  # attention with split keys has no more programs than this,
 _SPLIT_ROWS = 128  # with this many float32 rows each
-_MATMUL_PARTS = 8  # of K, at most, in the weight-streaming matmul
+_MATMUL_PARTS = 8  # of K, at most, in the weight-streaming matmul; in Hopper's every program has
+_MATMUL_SUMS = 2 * _PROCESSORS * 2 * 64  # room for two tiles of up to 2 x 64 outputs
 _MATMUL_ROWS = 128  # of its highest tile
 _SAMPLE_BYTES = (3 * 4 + 5 * 8) * 2048 + 4096  # of a row: the histograms of the filters' search
 _SLOT_BYTES = 64  # a slot's lengths, last token and sampling columns
@@ -113,7 +114,8 @@ def workspace_bytes(model: ModelConfig, nodes: int) -> int:
     """cuBLAS' workspaces and the sums that parts of a split matmul leave for each other."""
     widest = max(model.hidden_size, model.q_size + 2 * model.kv_size)
     rows = min(_MATMUL_ROWS, 1 << (max(nodes, 16) - 1).bit_length())
-    return _CUBLAS_STREAMS * _CUBLAS_WORKSPACE + _MATMUL_PARTS * rows * widest * 4
+    sums = max(_MATMUL_PARTS * widest, _MATMUL_SUMS) * rows
+    return _CUBLAS_STREAMS * _CUBLAS_WORKSPACE + sums * 4
 
 
 def allocator_bytes() -> int:

@@ -26,12 +26,11 @@ def _add_rms_norm(
     inside = column < WIDTH
     gain = tl.load(weight + column, mask=inside, other=0.0)
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     stream = residual + row * residual_stride + column
     left = tl.load(stream, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     total = (left + right).to(residual.dtype.element_ty)
     tl.store(stream, total, mask=inside)
     value = normed_row(total.to(tl.float32), gain, eps, WIDTH, GEMMA, out.dtype.element_ty)

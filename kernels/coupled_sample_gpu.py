@@ -58,8 +58,8 @@ def _draw(
     A score of +inf stands for an unusable logit.
     """
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     sampled, by_count, by_sum = row_filters(
         temperatures, top_ks, top_ps, active, row, vocab, HAS_ACTIVE
@@ -187,8 +187,8 @@ def _pick(
     only such ones have their winner ready; the one in which the last of them lies looks again.
     """
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, S)
     valid = part < splits

@@ -20,10 +20,9 @@ def _embed(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.load(ids + token).to(tl.int64)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     row = tl.where((row >= 0) & (row < vocab), row, 0)
     value = tl.load(table + row * stride + column, mask=inside)
     tl.store(out + token * WIDTH + column, value, mask=inside)

@@ -26,6 +26,7 @@ def _chunk_best(
     top = tl.full((BLOCK,), -float("inf"), tl.float32)
     top_id = tl.full((BLOCK,), 0, tl.int32)
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     for start in tl.static_range(0, CHUNK, BLOCK):
         column = chunk * CHUNK + start + lane
@@ -37,8 +38,6 @@ def _chunk_best(
         better = inside & (value > top)
         top = tl.where(better, value, top)
         top_id = tl.where(better, tl.where(usable, column, -1), top_id)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     peak = tl.max(top, 0)
     place = row * tl.num_programs(1) + chunk
     tl.store(best + place, peak)
@@ -59,11 +58,10 @@ def _row_best(
     chunk = tl.arange(0, BLOCK)
     inside = chunk < chunks
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     top = tl.load(best + row * chunks + chunk, mask=inside, other=-float("inf"))
     top_id = tl.load(best_id + row * chunks + chunk, mask=inside, other=vocab)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     first = tl.min(tl.where(top == tl.max(top, 0), top_id, vocab), 0)
     tl.store(ids + row, first.to(tl.int64))
 

@@ -15,9 +15,7 @@ class SkinnyConfig:
 
     A program computes ``block_n`` outputs of every row from its 1 / ``split_k`` part of K,
     ``block_k`` at a time, with ``stages`` loads in flight. ``tma`` loads through tensor
-    descriptors. ``prefetch`` counts the blocks of K requested into L2 before the kernel waits for
-    the one that makes its input (only with programmatic dependent launch). On an H200 every such
-    request slows the chain of a whole model down, so none is the default.
+    descriptors.
     """
 
     block_n: int
@@ -26,15 +24,22 @@ class SkinnyConfig:
     warps: int = 4
     stages: int = 4
     tma: bool = False
-    prefetch: int = 0
 
     def __post_init__(self) -> None:
         for name, low in (("block_n", 16), ("block_k", 16), ("warps", 1)):
             value = getattr(self, name)
             if value < low or value & (value - 1):
                 raise ValueError(f"{name} is {value}, not a power of two of at least {low}")
-        if self.split_k < 1 or self.stages < 1 or self.prefetch < 0:
-            raise ValueError(f"{self} needs split_k and stages >= 1, prefetch >= 0")
+        if self.split_k < 1 or self.stages < 1:
+            raise ValueError(f"{self} needs split_k and stages >= 1")
+
+    def scratch(self, block_m: int, n: int, k: int) -> tuple[int, int]:
+        """(float32 sums, tiles) that parts of a tile leave for each other; (0, 0) unsplit."""
+        depth = -(-k // self.block_k)
+        steps = max(1, -(-depth // self.split_k))
+        parts = -(-depth // steps)
+        blocks = -(-n // self.block_n)
+        return (parts * blocks * self.block_n * block_m, blocks) if parts > 1 else (0, 0)
 
     def shared_bytes(self, block_m: int, itemsize: int) -> int:
         """Shared memory that the loads in flight take."""

@@ -215,8 +215,8 @@ def _row_maxima(
 ) -> None:
     """Group maxima of filtered rows, and zeros in the histograms that they will use."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     sampled, by_count, by_sum = row_filters(
         temperatures, top_ks, top_ps, active, row, vocab, HAS_ACTIVE
@@ -278,8 +278,8 @@ def _search_pass(
 ) -> None:
     """One histogram of the tokens that share the digits found so far."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     _, by_count, by_sum = row_filters(temperatures, top_ks, top_ps, active, row, vocab, HAS_ACTIVE)
     if PASS > _COUNTED_PASSES:

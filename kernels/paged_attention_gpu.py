@@ -53,10 +53,14 @@ def choose_tiling(
     if wide:
         block_n = min(block_n, 32)
     programs = rows * kv_heads * triton.cdiv(packed_rows, block_m)
-    wanted = 2 * processors // max(programs, 1)
+    wanted = processors // max(programs, 1)
     splits = max(1, min(wanted, triton.cdiv(max_kv, 2 * block_n), 64))
-    # Where rows alone fill the chip, less shared memory a program lets more of them run at once.
-    stages = 2 if packed_rows <= 16 and programs > 3 * processors else 3
+    stages = 3
+    if packed_rows <= 16 and programs > processors:
+        # Where rows alone fill the chip, less shared memory a program lets more of them run.
+        stages = 2 if programs > 3 * processors else 4
+    elif packed_rows <= 16 and splits >= 8:
+        stages = 2  # what is left holds weights of the matmul behind, on their way already
     return Tiling(block_m, block_n, warps, stages, splits)
 
 
@@ -322,8 +326,8 @@ def _attend_rows(
     rows = tl.num_programs(1)
     dim = tl.arange(0, BLOCK_D)
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     if (split == 0) & (tile == 0):
         group_head = tl.arange(0, GROUP_BLOCK)
         zero = tl.zeros((GROUP_BLOCK, BLOCK_D), dtype=out_ptr.dtype.element_ty)
@@ -424,8 +428,8 @@ def _merge_splits(
     node = tl.program_id(0) % max_q
     head = tl.program_id(1)
     if PDL:
-        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     begin = tl.load(cu_q + row)
     if node >= tl.load(cu_q + row + 1) - begin:
         return

@@ -73,13 +73,13 @@ def _qk_norm_rope_write(
         k_low, k_high = _load_halves(k_norm + pair, pair < HALF, HALF)
     if PDL:
         tl.extra.cuda.gdc_wait()
+        # Not before: attention's programs would crowd the few multiprocessors that are free.
+        tl.extra.cuda.gdc_launch_dependents()
     position = tl.load(positions + token)
     slot = tl.load(kv_slots + token)
     low, high = _load_halves(qkv + token * qkv_stride + column, inside, HALF)
     row_cos = tl.load(cos + position * cos_stride + pair, mask=pair < HALF, other=0.0)
     row_sin = tl.load(sin + position * sin_stride + pair, mask=pair < HALF, other=0.0)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     low += low_shift
     high += high_shift
     scale = tl.rsqrt(tl.sum(low * low + high * high, 1) / (2 * HALF) + eps)[:, None]

@@ -46,10 +46,9 @@ def _rms_norm(
     inside = column < WIDTH
     gain = tl.load(weight + column, mask=inside, other=0.0)
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     value = normed_row(wide, gain, eps, WIDTH, GEMMA, out.dtype.element_ty)
     tl.store(out + row * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
 

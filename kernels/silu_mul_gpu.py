@@ -23,11 +23,10 @@ def _gated(
     inside = column < WIDTH
     source = gate_up + row * stride + column
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
     slope = gate
     if GELU:
         # (1 + tanh(y)) / 2 is sigmoid(2 y): no cancellation for y far below 0

@@ -9,14 +9,14 @@ from ...engine_core.model_config import ModelConfig
 from ...kernels.add_rms_norm_gpu import add_rms_norm
 from ...kernels.embedding_gpu import embed
 from ...kernels.linear import interleave_gate_up
-from ...kernels.linear_config import SkinnyConfig
-from ...kernels.linear_gpu import INTERLEAVE
+from ...kernels.linear_gpu import INTERLEAVE, LinearConfig
 from ...kernels.paged_attention_gpu import paged_attention
 from ...kernels.qk_rope_write_gpu import qk_norm_rope_write
 from ...kernels.rms_norm_gpu import rms_norm
 from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
-from ..gemm_table import GemmKey
+from ..gemm_table import Epilogue, GemmKey
+from ..gemm_timer import Layer
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from ..weights import TensorSource
@@ -75,25 +75,23 @@ class GpuDecoder:
 
     def tune(self, rows: Iterable[int]) -> None:
         """Choose the matmuls of these numbers of tokens; before graphs are captured."""
+        # Of several ranks' sums the residual is no part.
+        mixing: Epilogue = "residual" if self._reduce is None else "none"
+        chain: list[Layer] = [
+            [
+                ("none", layer.qkv),
+                (mixing, layer.o),
+                ("silu_mul", layer.gate_up),
+                (mixing, layer.down),
+            ]
+            for layer in self._layers
+        ]
+        if len(self._head.lm_head):  # of several ranks only the first has one
+            chain.append([("none", self._head.lm_head)])
         with torch.inference_mode():
-            layers = self._layers
-            mixing = [matrix for layer in layers for matrix in (layer.o, layer.down)]
-            plain = [layer.qkv for layer in layers]
-            if len(self._head.lm_head):  # of several ranks only the first has one
-                plain.append(self._head.lm_head)
-            if self._reduce is not None:  # no residual before the sum
-                plain, mixing = plain + mixing, []
-            self._linear.tune(
-                {
-                    "none": plain,
-                    "residual": mixing,
-                    "silu_mul": [layer.gate_up for layer in layers],
-                },
-                self._block,
-                rows,
-            )
+            self._linear.tune(chain, self._block, rows)
 
-    def choose(self, choices: Mapping[GemmKey, SkinnyConfig]) -> None:
+    def choose(self, choices: Mapping[GemmKey, LinearConfig]) -> None:
         """Replace the choices of ``tune``."""
         self._linear.choose(choices)
 

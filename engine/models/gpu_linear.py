@@ -5,13 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 
-from ...kernels.linear_config import MAX_ROWS, SkinnyConfig, row_tier
-from ...kernels.linear_gpu import SplitWorkspace, linear, linear_silu_mul
+from ...kernels.linear_config import MAX_ROWS, row_tier
+from ...kernels.linear_gpu import LinearConfig, linear, linear_silu_mul
+from ...kernels.split_workspace import SplitWorkspace
 from ..dependent_launch import launches_dependents
 from ..gemm_table import Epilogue, GemmKey, GemmTable
-from ..gemm_timer import GemmTimer, this_machine
-
-Matrices = Mapping[Epilogue, Sequence[torch.Tensor]]
+from ..gemm_timer import GemmTimer, Layer, candidates, this_machine
 
 
 class GpuLinear:
@@ -25,38 +24,36 @@ class GpuLinear:
         self._dtype = dtype
         self._name = str(dtype).removeprefix("torch.")
         self._pdl = launches_dependents(device)
-        self._choices: dict[tuple[int, int, int, Epilogue], SkinnyConfig] = {}
+        self._choices: dict[tuple[int, int, int, Epilogue], LinearConfig] = {}
         self._workspace: SplitWorkspace | None = None
 
-    def choose(self, choices: Mapping[GemmKey, SkinnyConfig]) -> None:
+    def choose(self, choices: Mapping[GemmKey, LinearConfig]) -> None:
         """Replace the choices; graphs of the old ones lose their workspace: never replay them."""
         self._choices.clear()
         needs = [(0, 0)]
         for key, config in choices.items():
             if self._dtype != torch.float32 and key.dtype == self._name:
                 self._choices[key.n, key.k, key.m_tier, key.epilogue] = config
-                needs.append(SplitWorkspace.need(key.m_tier, key.n, config))
+                needs.append(SplitWorkspace.need(key.m_tier, key.n, key.k, config))
         elements, tiles = (max(sizes) for sizes in zip(*needs, strict=True))
         self._workspace = SplitWorkspace(self._device, elements, tiles) if elements else None
 
-    def tune(self, matrices: Matrices, block: int, rows: Iterable[int]) -> None:
-        """Choose for these matrices at the tiers of ``rows``, by measurements kept on disk.
+    def tune(self, layers: Sequence[Layer], block: int, rows: Iterable[int]) -> None:
+        """Choose for these layers' matrices at the tiers of ``rows``, by measurements kept on disk.
 
         ``block``: how gate and up rows are interleaved. Nothing to choose off a GPU and in float32.
         """
         if self._device.type != "cuda" or self._dtype == torch.float32:
             return
         tiers = sorted({row_tier(count) for count in rows if count <= MAX_ROWS})
-        keys: list[GemmKey] = []
-        by_shape: dict[tuple[int, int], list[torch.Tensor]] = {}
-        for epilogue, weights in matrices.items():
-            for weight in weights:
-                n, k = weight.shape
-                by_shape.setdefault((n, k), []).append(weight)
-                keys += [GemmKey(n, k, tier, self._name, epilogue) for tier in tiers]
-        keys = list(dict.fromkeys(keys))
+        shapes = dict.fromkeys(
+            (*weight.shape, epilogue) for layer in layers for epilogue, weight in layer
+        )
+        keys = [
+            GemmKey(n, k, tier, self._name, epilogue) for tier in tiers for n, k, epilogue in shapes
+        ]
         table = GemmTable(this_machine())
-        if table.fill(keys, GemmTimer(by_shape, block)):
+        if table.fill(keys, candidates, GemmTimer(layers, block)):
             # The timed graphs' memory is theirs alone until it is given back.
             torch.cuda.empty_cache()
         found = {
@@ -93,7 +90,7 @@ class GpuLinear:
             x, weight, bias, block=block, config=config, workspace=self._workspace, pdl=self._pdl
         )
 
-    def _config(self, rows: int, weight: torch.Tensor, epilogue: Epilogue) -> SkinnyConfig | None:
+    def _config(self, rows: int, weight: torch.Tensor, epilogue: Epilogue) -> LinearConfig | None:
         if not self._choices or not 0 < rows <= MAX_ROWS:
             return None
         n, k = weight.shape

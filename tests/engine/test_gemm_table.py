@@ -7,37 +7,45 @@ import msgspec
 import pytest
 
 from outrider.engine.gemm_table import (
+    Choices,
     CublasChoice,
     GemmKey,
     GemmTable,
     Machine,
+    StreamChoice,
     TritonChoice,
     cache_directory,
 )
-from outrider.kernels.linear_config import SkinnyConfig, shortlist
+from outrider.kernels.linear_config import shortlist
+from outrider.kernels.linear_gpu import LinearConfig
+from outrider.kernels.stream_config import stream_shortlist
 
 MACHINE = Machine("NVIDIA H200", "2.11.0+cu130", "3.6.0")
 QKV = GemmKey(6144, 4096, 16, "bfloat16")
 DOWN = GemmKey(4096, 12288, 64, "bfloat16", "residual")
 
 
+def listed(key: GemmKey) -> list[LinearConfig]:
+    return [*shortlist(key.n, key.k, key.m_tier)]
+
+
 class Clock:
     """Made-up seconds: cuBLAS takes 10 us, the n-th configuration of a key 12 - n us."""
 
     def __init__(self, cublas: float = 10e-6) -> None:
-        self.calls: list[tuple[GemmKey, SkinnyConfig | None]] = []
+        self.calls: list[tuple[GemmKey, LinearConfig | None]] = []
         self._cublas = cublas
 
-    def __call__(self, key: GemmKey, config: SkinnyConfig | None) -> float:
+    def __call__(self, key: GemmKey, config: LinearConfig | None, others: Choices) -> float:
         self.calls.append((key, config))
         if config is None:
             return self._cublas
-        return (12 - shortlist(key.n, key.k, key.m_tier).index(config)) * 1e-6
+        return (12 - listed(key).index(config)) * 1e-6
 
 
 def test_the_fastest_is_kept_and_found_again(tmp_path: Path) -> None:
     table, clock = GemmTable(MACHINE, tmp_path), Clock()
-    assert table.fill([QKV, DOWN, QKV], clock) == 2
+    assert table.fill([QKV, DOWN, QKV], listed, clock) == 2
     expected = shortlist(6144, 4096, 16)[-1]
     for known in (table, GemmTable(MACHINE, tmp_path)):
         for rows in (1, 8, 16):
@@ -47,15 +55,15 @@ def test_the_fastest_is_kept_and_found_again(tmp_path: Path) -> None:
         assert known.config(6144, 4096, 17, "bfloat16") is None
         assert known.config(6144, 4096, 4096, "bfloat16") is None
         assert known.config(6144, 4096, 0, "bfloat16") is None
-        assert known.fill([DOWN, QKV], Clock()) == 0
+        assert known.fill([DOWN, QKV], listed, Clock()) == 0
     assert [entry.cublas_microseconds for entry in table.entries()] == [10.0, 10.0]
     assert os.listdir(tmp_path) == ["NVIDIA_H200-2.11.0+cu130-3.6.0.json"]
 
 
 def test_a_faster_cublas_wins_and_is_not_measured_again(tmp_path: Path) -> None:
-    GemmTable(MACHINE, tmp_path).fill([QKV], Clock(cublas=1e-6))
+    GemmTable(MACHINE, tmp_path).fill([QKV], listed, Clock(cublas=1e-6))
     table, clock = GemmTable(MACHINE, tmp_path), Clock()
-    assert table.fill([QKV], clock) == 0
+    assert table.fill([QKV], listed, clock) == 0
     assert clock.calls == []
     assert table.entries()[0].choice == CublasChoice()
     assert table.config(6144, 4096, 8, "bfloat16") is None
@@ -65,26 +73,39 @@ def test_a_configuration_that_fails_is_left_out(tmp_path: Path) -> None:
     best = shortlist(6144, 4096, 16)[-1]
     clock = Clock()
 
-    def measure(key: GemmKey, config: SkinnyConfig | None) -> float:
+    def measure(key: GemmKey, config: LinearConfig | None, others: Choices) -> float:
         if config == best:
             raise RuntimeError("out of resource: shared memory")
-        return clock(key, config)
+        return clock(key, config, others)
 
     table = GemmTable(MACHINE, tmp_path)
-    table.fill([QKV], measure)
+    table.fill([QKV], listed, measure)
     assert table.config(6144, 4096, 8, "bfloat16") == shortlist(6144, 4096, 16)[-2]
+
+
+def test_a_choice_of_the_hopper_kernel_is_kept_too(tmp_path: Path) -> None:
+    configs = stream_shortlist(6144, 4096, 16)
+
+    def measure(_: GemmKey, config: LinearConfig | None, _others: Choices) -> float:
+        return 1e-6 if config == configs[1] else 2e-6
+
+    GemmTable(MACHINE, tmp_path).fill([QKV], lambda _: configs, measure)
+    table = GemmTable(MACHINE, tmp_path)
+    assert table.config(6144, 4096, 8, "bfloat16") == configs[1]
+    (entry,) = table.entries()
+    assert isinstance(entry.choice, StreamChoice)
 
 
 def written(directory: Path) -> tuple[Path, bytes]:
     table = GemmTable(MACHINE, directory)
-    table.fill([QKV], Clock())
+    table.fill([QKV], listed, Clock())
     return table.path, table.path.read_bytes()
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (b'"version": 1', b'"version": 2', "version 2, not 1"),
+        (b'"version": 2', b'"version": 1', "version 1, not 2"),
         (b"NVIDIA H200", b"NVIDIA H100", "measured on"),
         (b'"kind": "triton"', b'"kind": "cutlass"', "cutlass"),
         (b'"warps": 4', b'"warps": "4"', "Expected `int`"),
@@ -104,7 +125,7 @@ def test_a_damaged_or_stale_file_is_measured_again(
     path.write_bytes(content.replace(old, new))
     with pytest.warns(RuntimeWarning, match=f"is ignored and measured again: .*{reason}"):
         table = GemmTable(MACHINE, tmp_path)
-    assert table.fill([QKV], Clock()) == 1
+    assert table.fill([QKV], listed, Clock()) == 1
     assert path.read_bytes() == content
 
 
@@ -127,7 +148,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(
 
     monkeypatch.setattr("outrider.engine.gemm_table.os.replace", refuse)
     with pytest.warns(RuntimeWarning, match="not kept: .*No space left"):
-        table.fill([DOWN], Clock())
+        table.fill([DOWN], listed, Clock())
     assert table.config(4096, 12288, 64, "bfloat16", "residual") is not None
     assert path.read_bytes() == content
     assert os.listdir(tmp_path) == [path.name]
@@ -138,7 +159,7 @@ def test_a_directory_that_is_a_file_is_a_warning(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="ignored"):
         table = GemmTable(MACHINE, tmp_path / "gemm")
     with pytest.warns(RuntimeWarning, match="not kept"):
-        table.fill([QKV], Clock())
+        table.fill([QKV], listed, Clock())
     assert table.config(6144, 4096, 1, "bfloat16") is not None
 
 
@@ -147,7 +168,7 @@ def test_the_directory_follows_the_environment(
 ) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE_DIR", str(tmp_path))
     assert cache_directory() == tmp_path / "gemm"
-    GemmTable(MACHINE).fill([QKV], Clock())
+    GemmTable(MACHINE).fill([QKV], listed, Clock())
     assert os.listdir(tmp_path / "gemm") == [MACHINE.file_name()]
     monkeypatch.delenv("OUTRIDER_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.kernels import linear, linear_gpu
+from outrider.kernels import linear, linear_gpu, skinny_linear_gpu
 from outrider.kernels.linear_config import SkinnyConfig, candidates, row_tier, splits, tiles
+from outrider.kernels.split_workspace import SplitWorkspace
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter multiplies bfloat16 after widening it; the GPU takes all three.
@@ -53,7 +54,7 @@ def strided(tensor: torch.Tensor, pad: int = 16) -> torch.Tensor:
 def test_rows_around_a_tile(rows: int, split: int) -> None:
     x, weight = strided(draw(rows, 96)), strided(draw(48, 96, seed=1))
     config = SkinnyConfig(32, 32, split_k=split, stages=2)
-    out = linear_gpu.skinny_linear(x, weight, config=config, out=poisoned(rows, 48))
+    out = skinny_linear_gpu.skinny_linear(x, weight, config=config, out=poisoned(rows, 48))
     assert_near(out, exact(x, weight))
 
 
@@ -63,7 +64,7 @@ def test_rows_around_a_tile(rows: int, split: int) -> None:
 def test_columns_and_depth_around_a_tile(n: int, k: int, split: int) -> None:
     x, weight = strided(draw(3, k)), strided(draw(n, k, seed=1))
     config = SkinnyConfig(32, 32, split_k=split, stages=2)
-    out = linear_gpu.skinny_linear(x, weight, config=config, out=poisoned(3, n))
+    out = skinny_linear_gpu.skinny_linear(x, weight, config=config, out=poisoned(3, n))
     assert_near(out, exact(x, weight))
 
 
@@ -75,7 +76,7 @@ def test_bias_and_residual_of_every_dtype(dtype: torch.dtype, tma: bool, split: 
     bias, residual = draw(40, dtype=dtype, seed=2), strided(draw(5, 40, dtype=dtype, seed=3))
     config = SkinnyConfig(32, 32, split_k=split, stages=2, tma=tma)
     out = strided(poisoned(5, 40, dtype))
-    result = linear_gpu.skinny_linear(
+    result = skinny_linear_gpu.skinny_linear(
         x, weight, config=config, bias=bias, residual=residual, out=out
     )
     assert result is out
@@ -91,7 +92,7 @@ def test_gate_and_up_meet_in_a_tile(block: int, split: int) -> None:
     expected = gate * torch.sigmoid(gate) * up
     weight, bias = linear.interleave_gate_up(weight, block), linear.interleave_gate_up(bias, block)
     config = SkinnyConfig(32, 32, split_k=split, stages=2)
-    out = linear_gpu.skinny_linear(
+    out = skinny_linear_gpu.skinny_linear(
         x, weight, config=config, bias=bias, silu_block=block, out=poisoned(4, 48)
     )
     assert_near(out, expected)
@@ -117,28 +118,30 @@ def test_extreme_gates_stay_finite() -> None:
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(split: int) -> None:
     x, weight = draw(16, 128, dtype=torch.float16), draw(40, 128, dtype=torch.float16, seed=1)
     config = SkinnyConfig(32, 32, split_k=split, stages=2)
-    together = linear_gpu.skinny_linear(x, weight, config=config)
+    together = skinny_linear_gpu.skinny_linear(x, weight, config=config)
     for rows in (1, 2, 7):
-        alone = linear_gpu.skinny_linear(x[:rows], weight, config=config)
+        alone = skinny_linear_gpu.skinny_linear(x[:rows], weight, config=config)
         assert torch.equal(alone, together[:rows])
-    assert torch.equal(linear_gpu.skinny_linear(x, weight, config=config), together)
+    assert torch.equal(skinny_linear_gpu.skinny_linear(x, weight, config=config), together)
 
 
 def test_a_workspace_is_left_ready_for_the_next_matmul() -> None:
     config = SkinnyConfig(32, 32, split_k=2, stages=2)
-    workspace = linear_gpu.SplitWorkspace(DEVICE, *linear_gpu.SplitWorkspace.need(20, 96, config))
+    workspace = SplitWorkspace(DEVICE, *SplitWorkspace.need(20, 96, 64, config))
     workspace.partial.fill_(math.nan)
     for rows, n in ((20, 96), (3, 40)):
         x, weight = draw(rows, 64), draw(n, 64, seed=1)
-        out = linear_gpu.skinny_linear(x, weight, config=config, workspace=workspace)
+        out = skinny_linear_gpu.skinny_linear(x, weight, config=config, workspace=workspace)
         assert_near(out, exact(x, weight))
         assert not workspace.arrived.any()
     with pytest.raises(ValueError, match="workspace is too small"):
-        linear_gpu.skinny_linear(draw(33, 64), draw(96, 64), config=config, workspace=workspace)
+        skinny_linear_gpu.skinny_linear(
+            draw(33, 64), draw(96, 64), config=config, workspace=workspace
+        )
 
 
 def test_no_rows_give_no_rows() -> None:
-    assert linear_gpu.skinny_linear(draw(0, 64), draw(40, 64), config=SMALL).shape == (0, 40)
+    assert skinny_linear_gpu.skinny_linear(draw(0, 64), draw(40, 64), config=SMALL).shape == (0, 40)
     assert linear_gpu.silu_mul_interleaved(draw(0, 64), 8).shape == (0, 32)
 
 
@@ -152,21 +155,21 @@ def test_without_a_configuration_cublas_is_called() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     x, weight = draw(4, 64), draw(40, 64)
     with pytest.raises(ValueError, match="129 rows"):
-        linear_gpu.skinny_linear(draw(129, 64), weight, config=SMALL)
+        skinny_linear_gpu.skinny_linear(draw(129, 64), weight, config=SMALL)
     with pytest.raises(ValueError, match=r"\[4, 64\] and weight"):
-        linear_gpu.skinny_linear(x, weight[:, :32], config=SMALL)
+        skinny_linear_gpu.skinny_linear(x, weight[:, :32], config=SMALL)
     with pytest.raises(ValueError, match="bias"):
-        linear_gpu.skinny_linear(x, weight, config=SMALL, bias=draw(39))
+        skinny_linear_gpu.skinny_linear(x, weight, config=SMALL, bias=draw(39))
     with pytest.raises(ValueError, match="residual"):
-        linear_gpu.skinny_linear(x, weight, config=SMALL, residual=draw(4, 39))
+        skinny_linear_gpu.skinny_linear(x, weight, config=SMALL, residual=draw(4, 39))
     with pytest.raises(ValueError, match="contiguous columns"):
-        linear_gpu.skinny_linear(draw(64, 4).t(), weight, config=SMALL)
+        skinny_linear_gpu.skinny_linear(draw(64, 4).t(), weight, config=SMALL)
     with pytest.raises(ValueError, match="silu_block"):
-        linear_gpu.skinny_linear(x, weight, config=SMALL, silu_block=8)
+        skinny_linear_gpu.skinny_linear(x, weight, config=SMALL, silu_block=8)
     with pytest.raises(ValueError, match="out is"):
-        linear_gpu.skinny_linear(x, weight, config=SMALL, out=draw(4, 39))
+        skinny_linear_gpu.skinny_linear(x, weight, config=SMALL, out=draw(4, 39))
     with pytest.raises(ValueError, match="tma needs"):
-        linear_gpu.skinny_linear(draw(4, 63), draw(40, 63), config=replace(SMALL, tma=True))
+        skinny_linear_gpu.skinny_linear(draw(4, 63), draw(40, 63), config=replace(SMALL, tma=True))
     with pytest.raises(ValueError, match="block_n is 48"):
         SkinnyConfig(48, 32)
     with pytest.raises(ValueError, match="split_k and stages"):
@@ -199,7 +202,9 @@ def test_model_shapes_on_a_gpu(rows: int, n: int, k: int, tma: bool, split: int)
     first: torch.Tensor | None = None
     for pdl in (False, True, True):
         out = poisoned(rows, n, torch.bfloat16)
-        linear_gpu.skinny_linear(x, weight, config=config, residual=residual, out=out, pdl=pdl)
+        skinny_linear_gpu.skinny_linear(
+            x, weight, config=config, residual=residual, out=out, pdl=pdl
+        )
         first = out if first is None else first
         assert torch.equal(out, first)
     assert first is not None
@@ -211,12 +216,12 @@ def test_a_captured_chain_with_dependent_launches() -> None:
     config = SkinnyConfig(64, 128, split_k=4, stages=4)
     x = draw(8, 1024, dtype=torch.bfloat16)
     weights = [draw(1024, 1024, dtype=torch.bfloat16, seed=s) / 32 for s in range(8)]
-    workspace = linear_gpu.SplitWorkspace(DEVICE, *linear_gpu.SplitWorkspace.need(8, 1024, config))
+    workspace = SplitWorkspace(DEVICE, *SplitWorkspace.need(8, 1024, 1024, config))
 
     def chain(pdl: bool) -> torch.Tensor:
         hidden = x
         for weight in weights:
-            hidden = linear_gpu.skinny_linear(
+            hidden = skinny_linear_gpu.skinny_linear(
                 hidden, weight, config=config, residual=x, workspace=workspace, pdl=pdl
             )
         return hidden

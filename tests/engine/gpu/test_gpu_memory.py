@@ -96,12 +96,12 @@ def test_timed_matmuls_share_the_memory_of_their_graphs() -> None:
 
     shape = (4096, 4096)
     weights = [torch.randn(shape, device=DEVICE).bfloat16() for _ in range(4)]
-    timer = GemmTimer({shape: weights})
+    timer = GemmTimer([[("none", weight)] for weight in weights])
     with torch.inference_mode():
-        timer(GemmKey(*shape, 128, "bfloat16"), None)
+        timer(GemmKey(*shape, 128, "bfloat16"), None, {})
         before = torch.cuda.memory_reserved(DEVICE)
         for tier in (16, 32, 64, 128) * 2:
-            timer(GemmKey(*shape, tier, "bfloat16"), None)
+            timer(GemmKey(*shape, tier, "bfloat16"), None, {})
     assert torch.cuda.memory_reserved(DEVICE) - before <= 4 << 20
 
 
