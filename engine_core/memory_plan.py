@@ -123,7 +123,7 @@ def plan_memory(
         mem_fraction=placement.mem_fraction,
         context_bytes=cuda_context,
         weight_bytes=weights,
-        draft_weight_bytes=0,  # every drafter that is built so far proposes on the host
+        draft_weight_bytes=0,  # no drafter that is built so far has any
         loading_bytes=(
             parts.loading_bytes(model, config.load_format == "dummy", item) if on_cuda else 0
         ),

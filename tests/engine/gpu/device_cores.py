@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
+from outrider.engine.agreement import Ranks
 from outrider.engine.forward_batch import ForwardBatch
 from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.kv_pool import KVPool
@@ -78,6 +79,7 @@ def device_core(
     page_size: int = 16,
     pool_tokens: int = 640,
     trace: TraceWriter | None = None,
+    ranks: Ranks | None = None,
     **flags: object,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     """An assembled core on a GpuWorker; the step times say that drafts are cheap."""
@@ -102,7 +104,8 @@ def device_core(
         device=DEVICE.type,
         dtype="float32",
     )
-    worker = GpuWorker(info, config, model, kv, -(-(CONTEXT + SPARE_TOKENS) // page_size))
+    pages = -(-(CONTEXT + SPARE_TOKENS) // page_size)
+    worker = GpuWorker(info, config, model, kv, pages, ranks)
     resolved = resolve_config(config, info)
     assert not isinstance(resolved, Refused), str(resolved)
     worker.prepare(resolved)
