@@ -45,32 +45,36 @@ from .messages import (
 from .start import share_of
 
 _LINGER_MS = 1000
+_GONE_S = 0.5
 
 
 def main() -> int:
     """Run the process; returns its exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the frontend's to decide on
     launch = decode_launch(sys.stdin.buffer.readline())
-    _end_with_rank_0(launch)
+    watcher = _end_with_rank_0(launch)
     context = zmq.Context()
     socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.connect(launch.endpoint)
+    status = 1
     try:
         _serve(launch, socket)
+        status = 0
     except RefusedError as error:
         _say(socket, RankRefused(error.refused))
-        return 1
     except Exception as error:
         traceback.print_exc()
         _say(socket, RankFailed(str(error).strip().splitlines()[-1] if str(error) else repr(error)))
-        return 1
-    finally:
-        socket.close()
-        context.term()
-    return 0
+    socket.close()
+    context.term()
+    if status:
+        # A collective may break off before it is known that rank 0 is gone; the watcher then ends
+        # the process, once it has cleaned up.
+        watcher.join(_GONE_S)
+    return status
 
 
 def _serve(launch: RankLaunch, socket: "zmq.Socket[bytes]") -> None:
@@ -128,7 +132,7 @@ def _say(socket: "zmq.Socket[bytes]", message: FromRank) -> None:
     socket.send(encode(message))
 
 
-def _end_with_rank_0(launch: RankLaunch) -> None:
+def _end_with_rank_0(launch: RankLaunch) -> threading.Thread:
     """Watch standard input in a thread; a collective that waits for rank 0 must not hold us."""
 
     def read() -> None:
@@ -140,7 +144,9 @@ def _end_with_rank_0(launch: RankLaunch) -> None:
             shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
-    threading.Thread(target=read, name="outrider-stdin", daemon=True).start()
+    watcher = threading.Thread(target=read, name="outrider-stdin", daemon=True)
+    watcher.start()
+    return watcher
 
 
 if __name__ == "__main__":
