@@ -8,6 +8,7 @@ import torch
 from ..engine_core.memory_plan import MemoryPlan, gib, memory_parts
 from ..engine_core.memory_report import MemoryReport, MemoryStage, make_report
 from ..engine_core.refusal import Refused, RefusedError
+from ..engine_core.worker import WorkerFailed
 
 
 class DeviceMemory:
@@ -59,6 +60,8 @@ class DeviceMemory:
         """Turn a device's out-of-memory error into a refusal with the plan's numbers."""
         try:
             yield
+        except WorkerFailed:
+            raise  # another rank's device is not this one
         except RuntimeError as error:
             cause = _out_of_memory(error)
             if not self._on_cuda or cause is None:

@@ -20,6 +20,7 @@ import zmq
 from ...engine_core.plan import HostDrafts, StepPlan
 from ...engine_core.refusal import RefusedError
 from ..build import find_site, load_rank, make_worker
+from ..device_memory import DeviceMemory
 from ..worker import EngineWorker, GraphWorker
 from .group import Group
 from .messages import (
@@ -93,13 +94,15 @@ def _serve(launch: RankLaunch, socket: "zmq.Socket[bytes]") -> None:
     gc.freeze()
     _say(socket, RankReady())
     while not isinstance(message := decode_to_rank(socket.recv()), Stop):
-        _obey(worker, message)
+        _obey(worker, loaded.memory, message)
     worker.shutdown()
     group.leave()
 
 
-def _obey(worker: EngineWorker, message: ToRank) -> None:
-    """Do here what rank 0 does to its own worker. Raises WorkerFailed."""
+def _obey(worker: EngineWorker, memory: DeviceMemory, message: ToRank) -> None:
+    """Do here what rank 0 does to its own worker. Raises WorkerFailed, or RefusedError if the
+    device runs out of memory.
+    """
     match message:
         case StepPlan():
             worker.launch(message)
@@ -110,7 +113,8 @@ def _obey(worker: EngineWorker, message: ToRank) -> None:
         case Reset():
             worker.reset()
         case Prepare(config=config):
-            worker.prepare(config)
+            with memory.guard("the capture of CUDA graphs"):
+                worker.prepare(config)
         case Measure(batch_tokens=sizes):
             worker.measure(sizes)
         case VerifyWidth(width=width):

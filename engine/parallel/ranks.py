@@ -92,8 +92,13 @@ class Ranks:
         for socket in self._sockets:
             while socket.poll(0):
                 message = decode_from_rank(socket.recv())
-                if isinstance(message, RankFailed):
-                    reason = f"{reason}: {message.message}"
+                match message:
+                    case RankFailed(message=text):
+                        reason = f"{reason}: {text}"
+                    case RankRefused(refused=refused):
+                        reason = f"{reason}: {refused.field}: {refused.reason}"
+                    case _:
+                        pass
         return reason
 
     def on_lost(self, callback: Callable[[str], None]) -> None:

@@ -13,6 +13,7 @@ from outrider.engine_core.memory_plan import GIB, MemoryPlan, plan_memory
 from outrider.engine_core.memory_report import memory_line
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.refusal import RefusedError
+from outrider.engine_core.worker import WorkerFailed
 
 QWEN = Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen3-8b"
 CUDA = torch.device("cuda")
@@ -104,6 +105,9 @@ def test_running_out_of_memory_is_a_refusal_with_numbers(monkeypatch: pytest.Mon
         assert words in refused.reason
     with pytest.raises(RuntimeError, match="else"), memory.guard("loading"):
         raise RuntimeError("else")
+    lost = "rank 1 ended early: CUDA out of memory"
+    with pytest.raises(WorkerFailed, match=lost), memory.guard("the capture"):
+        raise WorkerFailed(lost)
 
 
 @pytest.mark.parametrize("first", [torch.OutOfMemoryError("9 GiB"), RuntimeError("ALLOC_FAILED")])

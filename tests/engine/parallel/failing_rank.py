@@ -1,4 +1,7 @@
-"""A rank that raises in its eighth step. Runs in place of ``rank_process``."""
+"""A rank that raises in its eighth step, or refuses to run it if its argument says so.
+
+Runs in place of ``rank_process``.
+"""
 
 import os
 import sys
@@ -8,6 +11,7 @@ import torch
 from outrider.engine.parallel import cpu_steps, rank_process
 from outrider.engine.step import Drafted
 from outrider.engine_core.plan import HostDrafts, StepPlan, StepResult
+from outrider.engine_core.refusal import Refused, RefusedError
 
 
 class FailingRunner(cpu_steps.FollowerRunner):
@@ -17,6 +21,8 @@ class FailingRunner(cpu_steps.FollowerRunner):
         self, plan: StepPlan, drafts: HostDrafts | None, drafted: Drafted, hidden: torch.Tensor
     ) -> StepResult:
         if plan.step >= 7:
+            if sys.argv[1] == "refuse":
+                raise RefusedError(Refused("mem_fraction_static", "rank 1 had enough"))
             raise ValueError("rank 1 had enough")
         return super()._decide(plan, drafts, drafted, hidden)
 

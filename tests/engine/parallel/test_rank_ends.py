@@ -59,11 +59,13 @@ def test_noise_on_rank_1_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert differ > 10
 
 
+@pytest.mark.parametrize("way", ["fail", "refuse"])
 def test_a_rank_that_fails_ends_the_steps_with_its_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     script = Path(__file__).with_name("failing_rank.py")
-    monkeypatch.setattr(rank_processes, "rank_command", lambda: [sys.executable, "-P", str(script)])
+    command = [sys.executable, "-P", str(script), way]
+    monkeypatch.setattr(rank_processes, "rank_command", lambda: command)
     with doomed_engine(tiny_config(folder, "NGRAM", tp_size=2)) as (core, worker, pid):
         woken = threading.Event()
         worker.watch(woken.set)
