@@ -30,16 +30,12 @@ def few_rows_linear(
     out: torch.Tensor | None = None,
     workspace: SplitWorkspace | None = None,
     pdl: bool = False,
-    ahead: bool = False,
 ) -> torch.Tensor:
-    """The kernel that ``config`` is for; see `skinny_linear_gpu.skinny_linear`.
-
-    ``ahead``: a hint that the kernel in front leaves memory idle (`stream_linear_gpu`).
-    """
+    """The kernel that ``config`` is for; see `skinny_linear_gpu.skinny_linear`."""
     if isinstance(config, StreamConfig):
         return stream_linear(
             x, weight, config=config, bias=bias, residual=residual, silu_block=silu_block,
-            out=out, workspace=workspace, pdl=pdl, ahead=ahead,
+            out=out, workspace=workspace, pdl=pdl,
         )  # fmt: skip
     return skinny_linear(
         x, weight, config=config, bias=bias, residual=residual, silu_block=silu_block, out=out,
@@ -56,14 +52,12 @@ def linear(
     config: LinearConfig | None = None,
     workspace: SplitWorkspace | None = None,
     pdl: bool = False,
-    ahead: bool = False,
 ) -> torch.Tensor:
     """As ``linear.linear``: cuBLAS without a ``config``, else the kernel that it is for."""
     if config is not None:
         return few_rows_linear(
-            x, weight, config=config, bias=bias, residual=residual, workspace=workspace, pdl=pdl,
-            ahead=ahead,
-        )  # fmt: skip
+            x, weight, config=config, bias=bias, residual=residual, workspace=workspace, pdl=pdl
+        )
     if residual is not None and bias is None:
         return torch.addmm(residual, x, weight.t())
     out = F.linear(x, weight, bias)

@@ -327,8 +327,8 @@ def _attend_rows(
     rows = tl.num_programs(1)
     dim = tl.arange(0, BLOCK_D)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if (split == 0) & (tile == 0):
         group_head = tl.arange(0, GROUP_BLOCK)
         zero = tl.zeros((GROUP_BLOCK, BLOCK_D), dtype=out_ptr.dtype.element_ty)

@@ -85,26 +85,6 @@ def _fetch(
 
 
 @gluon.jit
-def _ask_ahead(weight_ptr, tile, first, last, N, stride, WARPS: gl.constexpr, TILES: gl.constexpr):
-    """Ask L2 for the columns [first, last) of a tile's rows, a line of 128 bytes a request."""
-    LINES: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [WARPS, 1], [1, 0])
-    row = gl.arange(0, _ROWS, layout=gl.SliceLayout(1, LINES))
-    line = gl.arange(0, 8, layout=gl.SliceLayout(0, LINES)) * 64
-    for j in gl.static_range(TILES):
-        n = gl.minimum((tile * TILES + j) * _ROWS + row, N - 1).to(gl.int64)
-        for column in range(first, last, 512):
-            at = n[:, None] * stride + gl.minimum(column + line, last - 1)[None, :]
-            gl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-                "=r,l",
-                [(weight_ptr + at).to(gl.int64)],
-                dtype=gl.int32,
-                is_pure=False,
-                pack=1,
-            )
-
-
-@gluon.jit
 def _settled(accs, TILES: gl.constexpr):
     """The accumulators once every product has been added."""
     if TILES == 1:
@@ -115,11 +95,10 @@ def _settled(accs, TILES: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["rows", "units", "depth", "per"])
 def _stream(
-    x, weight, weight_ptr, bias, residual, out, partial, arrived,
-    rows, N, K, units, depth, per, stride_w, stride_r, stride_o,
+    x, weight, bias, residual, out, partial, arrived,
+    rows, N, units, depth, per, stride_r, stride_o,
     BLOCK_M: gl.constexpr, TILES: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     PAIR: gl.constexpr, PDL: gl.constexpr, WARPS: gl.constexpr, SPLIT: gl.constexpr,
-    AHEAD: gl.constexpr,
 ):  # fmt: skip
     """Units [program * per, + per) of ``units``; unit u is block u % depth of tile u // depth."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout(
@@ -149,11 +128,6 @@ def _stream(
             next_tile += 1
     if PDL:
         gdc_launch_dependents()
-        if AHEAD:
-            tile = begin // depth
-            if next_tile == tile:
-                last = gl.minimum(K, (begin - tile * depth + per) * BLOCK_K)
-                _ask_ahead(weight_ptr, tile, next_k * BLOCK_K, last, N, stride_w, WARPS, TILES)
         gdc_wait()
     for s in gl.static_range(STAGES):
         tma.async_copy_global_to_shared(
@@ -256,14 +230,11 @@ def stream_linear(
     out: torch.Tensor | None = None,
     workspace: SplitWorkspace | None = None,
     pdl: bool = False,
-    ahead: bool = False,
 ) -> torch.Tensor:
     """As `skinny_linear_gpu.skinny_linear`, for bfloat16 or float16 on compute capability 9.0.
 
-    ``ahead``: ask L2 for the weight beyond what shared memory holds, too, before the input is
-    there: pays behind a kernel that leaves memory idle and L2 alone. Rows of x and weight start at
-    multiples of 16 bytes and ``silu_block`` is 8 or none. Raises ValueError where operands do not
-    fit.
+    Rows of x and weight start at multiples of 16 bytes and ``silu_block`` is 8 or none. Raises
+    ValueError where operands do not fit.
     """
     rows, k = x.shape
     n = weight.shape[0]
@@ -290,7 +261,6 @@ def stream_linear(
     _stream[(programs,)](
         _descriptor(x, block_m, config.block_k),
         _descriptor(weight, WEIGHT_ROWS, config.block_k),
-        weight,
         bias,
         residual,
         out,
@@ -298,11 +268,9 @@ def stream_linear(
         None if workspace is None else workspace.arrived,
         rows,
         n,
-        k,
         -(-n // (WEIGHT_ROWS * config.tiles)) * depth,
         depth,
         per,
-        weight.stride(0),
         0 if residual is None else residual.stride(0),
         out.stride(0),
         BLOCK_M=block_m,
@@ -313,7 +281,6 @@ def stream_linear(
         PDL=pdl,
         WARPS=config.warps,
         SPLIT=workspace is not None,
-        AHEAD=ahead and config.programs == 0,
         num_warps=config.warps,
         launch_pdl=pdl,
     )

@@ -103,9 +103,7 @@ class GpuDecoder:
             if index in capture_layers:
                 captured.append(stream.clone())
             context = self._attention(index, layer, normed, batch, kv)
-            stream, normed = self._add(
-                context, layer.o, layer.o_bias, stream, layer.post_norm, behind_attention=True
-            )
+            stream, normed = self._add(context, layer.o, layer.o_bias, stream, layer.post_norm)
             gated = self._linear.linear_silu_mul(
                 normed, layer.gate_up, bias=layer.gate_up_bias, block=self._block
             )
@@ -137,15 +135,11 @@ class GpuDecoder:
         bias: torch.Tensor | None,
         stream: torch.Tensor,
         norm: torch.Tensor,
-        *,
-        behind_attention: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream [T, H] with x @ weight^T + bias added (maybe in place), and its norm."""
         eps = self._config.rms_norm_eps
         if self._linear.fuses_residual(len(x), weight):
-            stream = self._linear.linear(
-                x, weight, bias=bias, residual=stream, behind_attention=behind_attention
-            )
+            stream = self._linear.linear(x, weight, bias=bias, residual=stream)
             return stream, rms_norm(stream, norm, eps, pdl=self._pdl)
         mixed = self._linear.linear(x, weight, bias=bias)
         return stream, add_rms_norm(mixed, stream, norm, eps, pdl=self._pdl)

@@ -12,8 +12,6 @@ from ..dependent_launch import launches_dependents
 from ..gemm_table import Epilogue, GemmKey, GemmTable
 from ..gemm_timer import GemmTimer, Layer, candidates, this_machine
 
-_FEW_ROWS = 16  # up to which attention leaves memory idle
-
 
 class GpuLinear:
     """Matmuls by ``choices``: a tier of rows without one, and more than 128 rows, go to cuBLAS.
@@ -74,19 +72,14 @@ class GpuLinear:
         *,
         bias: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
-        behind_attention: bool = False,
     ) -> torch.Tensor:
-        """x [M, K] @ weight [N, K]^T + bias [N] + residual [M, N]: a new [M, N].
-
-        ``behind_attention``: that is the kernel in front, which for few rows is all latency.
-        """
+        """x [M, K] @ weight [N, K]^T + bias [N] + residual [M, N]: a new [M, N]."""
         config = self._config(len(x), weight, "none" if residual is None else "residual")
         if config is None and residual is None:
             return F.linear(x, weight, bias)
         return linear(
-            x, weight, bias, residual, config=config, workspace=self._workspace, pdl=self._pdl,
-            ahead=behind_attention and len(x) <= _FEW_ROWS,
-        )  # fmt: skip
+            x, weight, bias, residual, config=config, workspace=self._workspace, pdl=self._pdl
+        )
 
     def linear_silu_mul(
         self, x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None, block: int

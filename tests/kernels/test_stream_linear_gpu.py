@@ -116,13 +116,13 @@ def test_the_kernel_compiles_for_hopper_without_one(
     for name, shape in shapes.items():
         layout = gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)
         signature[name] = f"tensordesc<bf16[{shape[0]}, {shape[1]}],{layout!r}>"
-    signature |= {"weight_ptr": "*bf16", "out": "*bf16", "partial": "*fp32", "arrived": "*i32"}
+    signature |= {"out": "*bf16", "partial": "*fp32", "arrived": "*i32"}
     split = config.split > 1
     constants: dict[str, object] = {} if split else {"partial": None, "arrived": None}
     constants |= {
         "bias": None, "residual": None, "BLOCK_M": block_m, "TILES": config.tiles,
         "BLOCK_K": config.block_k, "STAGES": config.stages, "PAIR": pair, "PDL": True,
-        "WARPS": config.warps, "SPLIT": split, "AHEAD": True,
+        "WARPS": config.warps, "SPLIT": split,
     }  # fmt: skip
     signature |= dict.fromkeys(constants, "constexpr")
     source = GluonASTSource(kernel, signature, constants)
@@ -179,10 +179,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(config: StreamConfig) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", CUTS)
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_chain_of_dependent_launches_sees_what_went_before(
-    config: StreamConfig, ahead: bool
-) -> None:
+def test_a_chain_of_dependent_launches_sees_what_went_before(config: StreamConfig) -> None:
     """Each link reads the last one's output through the smallest of gaps, many times over."""
     weights = [draw(1024, 1024, seed=i) / 32 for i in range(6)]
     x = draw(8, 1024)
@@ -194,9 +191,8 @@ def test_a_chain_of_dependent_launches_sees_what_went_before(
         stream = x
         for weight in weights:
             stream = linear_gpu.linear(
-                stream, weight, None, stream, config=config, workspace=workspace, pdl=True,
-                ahead=ahead,
-            )  # fmt: skip
+                stream, weight, None, stream, config=config, workspace=workspace, pdl=True
+            )
         return stream
 
     expected = chain(config)
