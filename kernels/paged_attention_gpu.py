@@ -59,8 +59,9 @@ def choose_tiling(
     if packed_rows <= 16 and programs > processors:
         # Where rows alone fill the chip, less shared memory a program lets more of them run.
         stages = 2 if programs > 3 * processors else 4
-    elif packed_rows <= 16 and splits >= 8:
-        stages = 2  # what is left holds weights of the matmul behind, on their way already
+    elif packed_rows <= 16 and not wide and itemsize < 4 and splits >= 8:
+        # Half of the multiprocessors do as well, and the others hold weights of the next matmul.
+        block_n, stages, splits = 128, 2, splits // 2
     return Tiling(block_m, block_n, warps, stages, splits)
 
 
@@ -326,8 +327,8 @@ def _attend_rows(
     rows = tl.num_programs(1)
     dim = tl.arange(0, BLOCK_D)
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     if (split == 0) & (tile == 0):
         group_head = tl.arange(0, GROUP_BLOCK)
         zero = tl.zeros((GROUP_BLOCK, BLOCK_D), dtype=out_ptr.dtype.element_ty)

@@ -64,23 +64,21 @@ def shared_bytes(config: StreamConfig, block_m: int, gated: bool) -> int:
 def _cuts(n: int, k: int, block_m: int, sms: int) -> Iterator[tuple[StreamConfig, int]]:
     """Cuts without their number of stages, and how many programs share a multiprocessor."""
     blocks = -(-n // WEIGHT_ROWS)
-    groups = (4, 8) if block_m > 64 else (4,)
-    for block_k, warps in itertools.product((128, 256) if block_m <= 32 else (64, 128), groups):
-        if blocks <= sms:
-            # Half of the multiprocessors pull as much as memory gives, and a part costs a merge.
-            for split in sorted({1, min(sms // blocks, max(1, k // block_k // 2), _MOST_PARTS)}):
-                yield StreamConfig(1, block_k, 2, warps, split), 1
-            continue
-        for tiles in (2, 3, 4):
-            # One program a multiprocessor, nearly all of them busy to the end.
-            if 0.9 * sms <= -(-blocks // tiles) <= sms and tiles * block_m <= 64 * warps:
-                yield StreamConfig(tiles, block_k, 2, warps), 1
-        if 2 * sms < blocks <= 3 * sms:
-            yield StreamConfig(1, block_k, 2, warps), 3
-        if blocks > 3 * sms:
-            yield StreamConfig(1, block_k, 2, warps, programs=sms), 1
-    if blocks > 3 * sms:
-        yield StreamConfig(2, 64, 2, groups[-1], programs=sms), 1
+    deep = 256 if block_m <= 32 else 128 if block_m <= 64 else 64
+    if blocks <= sms:
+        # Half of the multiprocessors pull as much as memory gives, and a part costs a merge.
+        for split in sorted({1, min(sms // blocks, max(1, k // deep // 2), _MOST_PARTS)}):
+            yield StreamConfig(1, deep, 2, split=split), 1
+        return
+    for tiles, block_k in itertools.product((2, 3, 4), (64, 128)):
+        # One program a multiprocessor, nearly all of them busy to the end.
+        warps = 4 if tiles * block_m <= 256 else 8
+        if 0.9 * sms <= -(-blocks // tiles) <= sms and tiles * block_m <= 64 * warps:
+            yield StreamConfig(tiles, block_k, 2, warps), 1
+    if 2 * sms < blocks <= 3 * sms:
+        yield StreamConfig(1, 128 if block_m <= 32 else 64, 2), 3
+    yield StreamConfig(1, deep, 2, programs=sms), 1
+    yield StreamConfig(2, 64, 2, programs=sms), 1
 
 
 def stream_shortlist(

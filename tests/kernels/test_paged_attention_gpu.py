@@ -292,7 +292,8 @@ def test_the_query_bound_may_exceed_every_row() -> None:
 
 
 def test_tilings_fill_the_device_without_tiny_splits() -> None:
-    assert choose_tiling(1, 8, 4, 128, 2, 2048).splits == 16
+    assert choose_tiling(1, 8, 4, 128, 2, 2048).splits == 8
+    assert choose_tiling(1, 8, 32, 128, 2, 2048).splits == 16
     assert choose_tiling(128, 8, 4, 128, 2, 8192).splits == 1
     assert choose_tiling(1, 8, 4, 128, 2, 1).splits == 1
     tiles = [choose_tiling(1, 8, rows, 128, 2, 64).block_m for rows in (1, 16, 17, 64, 65)]
