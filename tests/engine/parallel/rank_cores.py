@@ -26,12 +26,12 @@ PROMPTS = [([1, 5, 9, 2, 30] * 4)[: 9 + 3 * n] for n in range(4)]
 Tokens = dict[str, list[int]]
 
 
-def requests(max_new_tokens: int = 30) -> list[GenerateRequest]:
+def requests(max_new_tokens: int = 30, logprobs: int | None = 1) -> list[GenerateRequest]:
     """Greedy ones, and two that sample with penalties and log-probabilities."""
     greedy = SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens, ignore_eos=True)
     drawn = SamplingParams(
         temperature=0.8, seed=5, max_new_tokens=max_new_tokens, ignore_eos=True,
-        frequency_penalty=0.3, logprobs=1,
+        frequency_penalty=0.3, logprobs=logprobs,
     )  # fmt: skip
     return [
         request(f"r{number}", prompt, greedy if number % 2 == 0 else drawn)

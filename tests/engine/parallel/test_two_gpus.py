@@ -11,6 +11,7 @@ import torch
 
 from outrider.engine.worker import GraphWorker
 from outrider.engine_core.config import EngineConfig
+from outrider.engine_core.messages import RequestOutput
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.engine_core.worker import WorkerFailed
 
@@ -33,6 +34,10 @@ def two_gpus(folder: Path, algorithm: str | None, **fields: object) -> EngineCon
     return tiny_config(folder, algorithm, tp_size=2, device="cuda", dtype="float32", **fields)
 
 
+def _tokens(outputs: dict[str, list[RequestOutput]]) -> dict[str, list[int]]:
+    return {rid: tokens_of(some) for rid, some in outputs.items()}
+
+
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "single-launches"])
 @pytest.mark.parametrize(
     ("algorithm", "source"), [(None, "cpu"), ("NGRAM", "cpu"), ("NGRAM", "gpu"), ("NGRAM", "both")]
@@ -42,10 +47,14 @@ def test_two_gpus_give_the_tokens_of_a_cpu(
 ) -> None:
     with running_engine(tiny_config(folder, device="cpu")) as engine:
         expected = run(engine.core)
+        plain = drive(engine.core, requests(logprobs=None))
     fields = {"speculative_ngram_source": source, "disable_cuda_graph": not graphs}
     with running_engine(two_gpus(folder, algorithm, **fields)) as engine:
         assert_same(folder, expected, run(engine.core))
         assert isinstance(engine.worker, GraphWorker)
+        # Log-probabilities are not in graphs.
+        again = drive(engine.core, requests(logprobs=None))
+        assert_same(folder, *(_tokens(outputs) for outputs in (plain, again)))
         assert (engine.worker.counts.replays > 10) == graphs
 
 
