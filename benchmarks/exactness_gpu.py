@@ -35,12 +35,17 @@ from outrider.engine_core.config import EngineConfig
 Outputs = dict[str, list[int]]
 Source = Literal["cpu", "gpu", "both"]
 SHAPES = ((1, 1), (1, 0), (8, 1), (32, 1), (32, 0))  # batch, overlap
-CASES: tuple[tuple[Source | None, int, int], ...] = (
+Case = tuple[Source | None, int, int]
+CASES: tuple[Case, ...] = (
     *((None, *shape) for shape in SHAPES),  # plain decoding
     *(("cpu", *shape) for shape in SHAPES),
     *(("gpu", *shape) for shape in SHAPES[::2]),
     *(("both", *shape) for shape in SHAPES[::2]),
 )
+# One case of each kind.
+FEW_CASES: tuple[Case, ...] = (
+    (None, 1, 1), (None, 32, 1), ("cpu", 8, 1), ("gpu", 8, 1), ("both", 32, 1),
+)  # fmt: skip
 
 
 def gpu_config(
@@ -54,12 +59,15 @@ def gpu_config(
 
 
 def compare(
-    prompts: Sequence[Prompt], dtype: Literal["float32", "bfloat16"], gap: GapOf
+    prompts: Sequence[Prompt],
+    dtype: Literal["float32", "bfloat16"],
+    gap: GapOf,
+    cases: Sequence[Case],
 ) -> tuple[list[dict[str, object]], Outputs, list[list[Divergence]]]:
     """Every case against the first: records, the reference, and the differences by case."""
     reference: Outputs = {}
     records, all_found = [], []
-    for source, batch, overlap in CASES:
+    for source, batch, overlap in cases:
         outputs, figures = run_config(gpu_config(source, batch, overlap, dtype), prompts)
         reference = reference or outputs
         found = divergences(prompts, reference, outputs, gap)
@@ -85,10 +93,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--limit", type=int, help="prompts, spread over the file")
     parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--few", action="store_true", help="one case of each kind")
     args = parser.parse_args()
+    cases = FEW_CASES if args.few else CASES
     prompts = load_prompts(args.limit, args.max_tokens)
     gap = float64_gap()
-    records, reference, found = compare(prompts, "float32", gap)
+    records, reference, found = compare(prompts, "float32", gap, cases)
     differences = [d for each in found for d in each]
     tokens = sum(int(str(record["tokens"])) for record in records)
     failures = [d._asdict() for d in differences if not d.tie]
@@ -99,9 +109,9 @@ def main() -> int:
     row = {"batch": 1, "overlap": 0, "page_size": 16, "chunk": 512}
     cpu, _ = run_config(config_of(row, None), few)
     against_cpu = divergences(few, {p.id: reference[p.id][: p.max_tokens] for p in few}, cpu, gap)
-    wide, _, found = compare(prompts, "bfloat16", gap)
-    plain = [d for each, case in zip(found, CASES, strict=True) if case[0] is None for d in each]
-    spec = [d for each, case in zip(found, CASES, strict=True) if case[0] for d in each]
+    wide, _, found = compare(prompts, "bfloat16", gap, cases)
+    plain = [d for each, case in zip(found, cases, strict=True) if case[0] is None for d in each]
+    spec = [d for each, case in zip(found, cases, strict=True) if case[0] for d in each]
     epsilon = max((abs(d.gap) for d in plain), default=0.0)
     beyond = [d._asdict() for d in spec if abs(d.gap) > epsilon]
     ok = o1 and not beyond and all(d.tie for d in against_cpu)
