@@ -16,6 +16,8 @@ OVERRUN_TOKENS = 130  # steps in flight may run a request past its context: two 
 CONTEXT_BYTES = 520 << 20
 # Code of cuBLAS, torch and Triton kernels, which is loaded when they are first launched.
 KERNEL_BYTES = 80 << 20
+# NCCL's buffers and channels of a rank, as seen with two H200s.
+NCCL_BYTES = 1 << 30
 _GRAPH_NODE_BYTES = 4 << 10  # the driver's record of a kernel in an instantiated graph
 
 _CUBLAS_WORKSPACE = 32 << 20  # torch's on Hopper, one for each stream that runs matmuls

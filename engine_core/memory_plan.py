@@ -22,9 +22,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     ``free_bytes``: before the process starts. ``weight_bytes`` and ``kv_bytes`` are exact, the
     latter with the sink page, which ``num_pages`` leaves out. For the other parts see
-    :mod:`.memory_parts`: ``context_bytes`` the driver's context and the kernels' code,
-    ``loading_bytes`` copies while weights are loaded, which are gone before the pool is made,
-    ``activation_bytes`` the largest step launched kernel by kernel (a prefill chunk beside verify
+    :mod:`.memory_parts`: ``context_bytes`` the driver's context and the kernels' code, for several
+    ranks NCCL's buffers too; ``loading_bytes`` copies while weights are loaded, which are gone
+    before the pool is made, ``activation_bytes`` the largest step launched kernel by kernel (a prefill chunk beside verify
     rows of all requests), ``graph_bytes`` the CUDA graphs, ``state_bytes`` page table, slots,
     requests' text for drafts on the device and rotary table, ``workspace_bytes`` those of matmuls,
     ``allocator_bytes`` unused ends of segments. ``total_bytes``: the peak, whichever is higher of
@@ -87,6 +87,8 @@ def plan_memory(
     weights = weight_bytes(model, stored, placement, packed=config.tp_size == 1)
     token_bytes = kv_bytes_per_token(model, item)
     cuda_context = parts.CONTEXT_BYTES + parts.KERNEL_BYTES if on_cuda else 0
+    if on_cuda and config.tp_size > 1:
+        cuda_context += parts.NCCL_BYTES
     left = max(0, free_bytes - cuda_context)
     try:
         pages = plan_num_pages(

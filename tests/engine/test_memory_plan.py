@@ -128,6 +128,7 @@ def test_a_rank_of_qwen3_8b_by_hand() -> None:
     assert one.weight_bytes - two.weight_bytes == 2 * 36 * layer // 2
     assert two.kv_bytes_per_token * 2 == one.kv_bytes_per_token
     assert (two.tp_size, two.num_pages) == (2, one.num_pages)
+    assert two.context_bytes - one.context_bytes == 1 << 30  # NCCL's
     sixteen = fits(QWEN, ON_CUDA, 139 * GIB, tp_size=16)
     assert sixteen.kv_bytes_per_token * 8 == one.kv_bytes_per_token, "there are 8 heads"
     refused = planned(QWEN, ON_CUDA, 139 * GIB, tp_size=5)
