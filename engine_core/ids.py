@@ -13,6 +13,7 @@ Position = NewType("Position", int)
 TokenId = NewType("TokenId", int)
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 

@@ -4,21 +4,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...cython_ext.step_block import fill_block, tally_rows
 from ...cython_ext.step_rows import resolve_rows
-from ...engine_core.ids import I32, RowKind, i32, u8
+from ...engine_core.ids import I32, I64, U8, i32, u8
 from ...engine_core.plan import HostDrafts, StepPlan
 from .draft_room import draft_room
-from .staging import StagingArrays
-
-I64 = np.int64
+from .staging import StagingShape, field_edges
 
 
 class Packed(NamedTuple):
-    """A step as the host knows it: sizes, and int32 arrays by row, token, node.
+    """A step as the host knows it: sizes, and arrays by row, token, node.
 
     ``verify_rows`` leading rows are verify rows unless it is -1 (the kinds are mixed up).
     ``longest``: the most query tokens of a prefill row. ``branches``: whether any drafts branch.
-    ``caps`` int32[R]: drafts that the device fills in; until then they are padding.
+    ``caps`` int32[R]: drafts that the device fills in; until then they are padding. None: none.
     """
 
     rows: int
@@ -28,15 +27,15 @@ class Packed(NamedTuple):
     verify_rows: int
     longest: int
     slots: I32
-    kinds: I32
+    kinds: U8
     starts: I32
-    caps: I32
+    caps: I32 | None
     q_lens: I32
     cu_q: I32
     node_cu: I32
-    token_ids: I32
+    token_ids: I64
     parents: I32
-    node_index: I32
+    node_index: I64
     depths: I32
 
     @property
@@ -62,10 +61,10 @@ class StepPacker:
         slots, kinds, given = i32(plan.slots), u8(plan.kinds), i32(plan.tokens)
         rows, room = len(slots), draft_room(plan, drafts, self._device_drafts)
         most = rows + len(given) + (0 if room.tokens is None else len(room.tokens))
-        ids, index = np.empty(most, dtype=I64), np.empty(most, dtype=I64)
+        ids, index = np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64)
         parents = np.empty(most, dtype=np.int32)
-        starts, q_lens, depths = (np.empty(rows, dtype=np.int32) for _ in range(3))
-        cu_q, node_cu = (np.zeros(rows + 1, dtype=np.int32) for _ in range(2))
+        starts, q_lens, depths = np.empty((3, rows), dtype=np.int32)
+        cu_q, node_cu = np.empty((2, rows + 1), dtype=np.int32)
         total, nodes, branches = resolve_rows(
             slots,
             kinds,
@@ -86,68 +85,52 @@ class StepPacker:
             index,
             depths,
         )
-        np.cumsum(q_lens, out=cu_q[1:])
+        leading, longest = tally_rows(kinds, q_lens, cu_q)
         if room.caps is not None:
             of_device = room.caps > 0
             depths[of_device] = 0
             parents[:total][np.repeat(of_device, q_lens)] = -1
-        verifies = kinds == RowKind.VERIFY
-        leading = int(verifies.sum())
-        if not verifies[:leading].all():
-            leading = -1
-        chunks = q_lens[~verifies]
         return Packed(
             rows=rows,
             tokens=total,
             nodes=nodes,
             branches=branches,
             verify_rows=leading,
-            longest=int(chunks.max()) if len(chunks) else 0,
+            longest=longest,
             slots=slots,
-            kinds=kinds.astype(np.int32),
+            kinds=kinds,
             starts=i32(plan.starts),
-            caps=np.zeros(rows, dtype=np.int32) if room.caps is None else room.caps,
+            caps=room.caps,
             q_lens=q_lens,
             cu_q=cu_q,
             node_cu=node_cu,
-            token_ids=ids[:total].astype(np.int32),
+            token_ids=ids[:total],
             parents=parents[:total],
-            node_index=index[:nodes].astype(np.int32),
+            node_index=index[:nodes],
             depths=depths,
         )
 
 
-def fill(staging: StagingArrays, packed: Packed, plan: StepPlan, spare_slot: int) -> None:
+def fill(block: I32, shape: StagingShape, packed: Packed, plan: StepPlan, spare_slot: int) -> None:
     """Write the step into a block that has room for it; what is left over is padding."""
-    rows, tokens = packed.rows, packed.tokens
-    staging.slots[:rows] = packed.slots
-    staging.slots[rows:] = spare_slot
-    staging.kinds[:rows] = packed.kinds
-    staging.kinds[rows:] = RowKind.PREFILL
-    staging.starts[:rows] = packed.starts
-    staging.starts[rows:] = 0
-    staging.caps[:rows] = packed.caps
-    staging.caps[rows:] = 0
-    staging.cu_q[: rows + 1] = packed.cu_q
-    staging.cu_q[rows + 1 :] = tokens
-    staging.node_cu[: rows + 1] = packed.node_cu
-    staging.node_cu[rows + 1 :] = packed.nodes
-    staging.tokens[:tokens] = packed.token_ids
-    staging.tokens[tokens:] = 0
-    staging.parents[:tokens] = packed.parents
-    staging.parents[tokens:] = -1
-    staging.node_index[: packed.nodes] = packed.node_index
-    staging.node_index[packed.nodes :] = max(0, tokens - 1)
-    updates = len(plan.page_slots) // 4
-    staging.update_slots[:updates] = i32(plan.page_slots)
-    staging.update_columns[:updates] = i32(plan.page_indexes)
-    staging.update_pages[:updates] = i32(plan.page_ids)
-    staging.update_slots[updates:] = spare_slot
-    staging.update_columns[updates:] = 0
-    staging.update_pages[updates:] = 0
-    for i, init in enumerate(plan.inits):
-        staging.entry_slots[i] = init.slot
-        staging.entry_lens[i] = init.cached_len
-        staging.entry_outs[i] = len(init.output) // 4
-    staging.counts[0] = updates
-    staging.counts[1] = len(plan.inits)
+    entries = [(init.slot, init.cached_len, len(init.output) // 4) for init in plan.inits]
+    fill_block(
+        block,
+        field_edges(shape),
+        spare_slot,
+        packed.tokens,
+        packed.nodes,
+        packed.slots,
+        packed.kinds,
+        packed.starts,
+        packed.caps,
+        packed.cu_q,
+        packed.node_cu,
+        packed.token_ids,
+        packed.parents,
+        packed.node_index,
+        i32(plan.page_slots),
+        i32(plan.page_indexes),
+        i32(plan.page_ids),
+        np.array(entries, dtype=np.int32) if entries else None,
+    )

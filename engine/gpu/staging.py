@@ -1,12 +1,12 @@
 """A step's input as one block of int32, so that one copy brings it to the device."""
 
-import itertools
+import functools
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ...engine_core.ids import I32
+from ...engine_core.ids import I64
 
 
 class StagingShape(NamedTuple):
@@ -47,27 +47,6 @@ class StagingViews(NamedTuple):
     counts: torch.Tensor
 
 
-class StagingArrays(NamedTuple):
-    """The same fields on the host."""
-
-    slots: I32
-    kinds: I32
-    starts: I32
-    caps: I32
-    cu_q: I32
-    node_cu: I32
-    tokens: I32
-    parents: I32
-    node_index: I32
-    update_slots: I32
-    update_columns: I32
-    update_pages: I32
-    entry_slots: I32
-    entry_lens: I32
-    entry_outs: I32
-    counts: I32
-
-
 def field_lengths(shape: StagingShape) -> tuple[int, ...]:
     """Elements of each field, in order."""
     rows, tokens, updates, entries = shape
@@ -83,7 +62,7 @@ def split_device(block: torch.Tensor, shape: StagingShape) -> StagingViews:
     return StagingViews(*torch.split(block[: sum(lengths)], list(lengths)))
 
 
-def split_host(block: I32, shape: StagingShape) -> StagingArrays:
-    """Views of int32[N] as the fields of ``shape``."""
-    edges = np.cumsum((0, *field_lengths(shape)))
-    return StagingArrays(*(block[a:b] for a, b in itertools.pairwise(edges)))
+@functools.lru_cache(maxsize=1024)
+def field_edges(shape: StagingShape) -> I64:
+    """int64[17]: where the fields begin, and the end of the last."""
+    return np.cumsum((0, *field_lengths(shape)), dtype=np.int64)

@@ -18,7 +18,7 @@ from .graphs import StepGraphs, decode_shape, decode_staging
 from .marks import Mark, new_mark
 from .packer import Packed, StepPacker, fill
 from .pinned_ring import PinnedRing
-from .staging import StagingShape, field_lengths, split_device, split_host
+from .staging import StagingShape, field_lengths, split_device
 from .tiers import Tier, Tiers
 
 _BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
@@ -244,7 +244,7 @@ class GpuStepRunner:
         if len(plan.page_slots) // 4 > graph.staging.updates:
             return None
         host = self._inputs.take(len(graph.block))
-        fill(split_host(host.numpy(), graph.staging), packed, plan, self._step.state.spare_slot)
+        fill(host.numpy(), graph.staging, packed, plan, self._step.state.spare_slot)
         began.record()
         graph.block.copy_(host, non_blocking=True)
         graph.graph.replay()
@@ -258,7 +258,7 @@ class GpuStepRunner:
             packed.rows, packed.tokens, len(plan.page_slots) // 4, len(plan.inits)
         )
         host = self._inputs.take(sum(field_lengths(staging)))
-        fill(split_host(host.numpy(), staging), packed, plan, self._step.state.spare_slot)
+        fill(host.numpy(), staging, packed, plan, self._step.state.spare_slot)
         began.record()
         block = host.to(self._device, non_blocking=True)
         width = max(1, int(np.diff(packed.node_cu).max()))
