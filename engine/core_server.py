@@ -96,8 +96,8 @@ class CoreServer:
         try:
             while not self._over():
                 if not self._core.has_work:
+                    self._engine.worker.check()  # it may have failed before it was watched
                     self._idle()
-                    self._engine.worker.check()
                 self._receive()
                 self._finish_load()
                 self._probe()

@@ -32,6 +32,7 @@ class Group:
         self._device = device
         self._nccl = device.type == "cuda"
         self._aborted = threading.Lock()
+        self._left = False
 
     @property
     def leads(self) -> bool:
@@ -41,7 +42,8 @@ class Group:
     def join(self, store: Path) -> None:
         """Meet the other ranks through a file. Raises RuntimeError if they do not come.
 
-        torch keeps one group a process: engines of several ranks follow each other.
+        torch keeps one group a process: engines of several ranks follow each other. A thread that
+        joins after ``leave`` was called lets go at once.
         """
         if dist.is_initialized():
             raise RuntimeError("another engine of this process has ranks; shut it down first")
@@ -59,7 +61,11 @@ class Group:
             world_size=self.size,
             timeout=datetime.timedelta(seconds=_TIMEOUT_S[self._device.type]),
             device_id=self._device if self._nccl else None,
+            # They name the group; else torch counts, and counts joins that failed too.
+            _ranks=list(range(self.size)),
         )
+        if self._left:
+            self.leave()
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` itself, now the sum over all ranks."""
@@ -90,5 +96,6 @@ class Group:
 
         Ranks do so together; one that waits in vain breaks off after a while.
         """
+        self._left = True
         if dist.is_initialized() and not bounded(dist.destroy_process_group, _LEAVE_S):
             bounded(self.abort, _LEAVE_S)

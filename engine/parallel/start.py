@@ -2,16 +2,20 @@
 
 import msgspec
 
+from ...engine_core.worker import WorkerFailed
 from ..build import Site, load_rank, make_worker
 from ..device_memory import DeviceMemory
 from ..models import GpuModel, Share
 from ..weights import TensorSource
 from ..worker import EngineWorker
+from .bounded import unless
 from .group import Group
 from .messages import OpenPool, RankLoaded, RankReady
 from .ranks import Ranks
 from .sharding import ShardedTensors
 from .worker import ParallelGraphWorker, ParallelWorker
+
+_EXPLAIN_S = 0.5  # joining may break off before the exit status that explains it is known
 
 
 def start_ranks(site: Site) -> tuple[EngineWorker, DeviceMemory]:
@@ -28,7 +32,7 @@ def start_ranks(site: Site) -> tuple[EngineWorker, DeviceMemory]:
         loaded = load_rank(site, share_of(site, group))
         pages = min(site.plan.num_pages, *(rank.num_pages for rank in ranks.gather(RankLoaded)))
         ranks.send(OpenPool(pages))
-        group.join(ranks.store)
+        _join(group, ranks)
         worker = make_worker(loaded, pages, group)
         ranks.gather(RankReady)
     except BaseException:
@@ -37,6 +41,23 @@ def start_ranks(site: Site) -> tuple[EngineWorker, DeviceMemory]:
         raise
     kind = ParallelGraphWorker if isinstance(loaded.model, GpuModel) else ParallelWorker
     return kind(worker, ranks, group), loaded.memory
+
+
+def _join(group: Group, ranks: Ranks) -> None:
+    """Meet the other ranks. Raises WorkerFailed as soon as one has ended, RuntimeError if one does
+    not come in time.
+    """
+    try:
+        joined = unless(lambda: group.join(ranks.store), lambda: ranks.lost() is not None)
+    except RuntimeError as error:
+        lost = ranks.explain(_EXPLAIN_S)
+        if lost is None:
+            raise
+        raise WorkerFailed(lost) from error
+    if not joined:
+        lost = ranks.explain()
+        assert lost is not None
+        raise WorkerFailed(lost)
 
 
 def share_of(site: Site, group: Group) -> Share:

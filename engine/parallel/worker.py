@@ -52,8 +52,10 @@ class ParallelWorker:
         self._inner.fail(reason)
 
     def watch(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called when a rank ends early."""
+        """Have ``wake`` called when a rank ends early, also if one has already."""
         self._wake = wake
+        if self._ranks.lost() is not None:
+            wake()
 
     def check(self) -> None:
         """Raise WorkerFailed if a rank has ended early."""

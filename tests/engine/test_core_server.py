@@ -41,6 +41,7 @@ from outrider.engine_core.messages import (
 )
 from outrider.engine_core.plan import HostDrafts, StepPlan, StepResult
 from outrider.engine_core.sampling_params import SamplingParams
+from outrider.engine_core.worker import WorkerFailed
 
 from .cores import tiny_config, tokens_of
 from .tiny import write_checkpoint
@@ -461,6 +462,20 @@ def test_a_stop_without_patience_tells_every_open_request(start: Callable[..., S
     assert outputs[-1].finish is not None
     assert (outputs[-1].finish.kind, outputs[-1].finish.status) == ("abort", 503)
     peer.close()
+
+
+def test_a_worker_that_failed_before_it_was_watched_ends_an_idle_server(
+    start: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(worker: TorchWorker) -> None:
+        raise WorkerFailed("gone already")
+
+    monkeypatch.setattr(TorchWorker, "check", failed)
+    served = start()
+    served.thread.join(10.0)
+    assert not served.thread.is_alive()
+    assert "gone already" in str(served.error)
+    served.engine.shutdown()
 
 
 def test_a_failing_worker_ends_every_request_with_500(

@@ -15,6 +15,8 @@ import zmq
 from outrider.engine.build import build_worker
 from outrider.engine.parallel import group
 from outrider.engine.parallel import ranks as rank_processes
+from outrider.engine.parallel.messages import OpenPool, ToRank
+from outrider.engine.parallel.worker import ParallelWorker
 from outrider.engine_core.core_launch import CoreLaunch, encode_line
 from outrider.engine_core.messages import (
     PROTOCOL_VERSION,
@@ -107,6 +109,41 @@ def test_a_rank_that_cannot_start_is_an_error(
     )
     with pytest.raises(WorkerFailed, match=r"rank 1 .*ended early: exit status 3"):
         build_worker(tiny_config(folder, tp_size=2))
+
+
+def test_a_rank_that_ends_before_the_ranks_meet_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, killed = rank_processes.Ranks.send, []
+
+    def kill(ranks: rank_processes.Ranks, message: ToRank) -> None:
+        if isinstance(message, OpenPool) and not killed:
+            killed.extend([*ranks.pids, time.monotonic()])
+            os.kill(ranks.pids[0], signal.SIGKILL)
+        send(ranks, message)
+
+    monkeypatch.setattr(rank_processes.Ranks, "send", kill)
+    config = tiny_config(folder, tp_size=2)
+    with pytest.raises(WorkerFailed, match=r"rank 1 \(process \d+\).*killed by signal 9") as error:
+        build_worker(config)
+    pid, when = killed
+    assert time.monotonic() - when < 5.0
+    assert str(pid) in str(error.value)
+    # What still waits for the rank is in nobody's way.
+    with running_engine(config) as engine:
+        assert len(run(engine.core)) == 4
+
+
+def test_a_rank_that_ends_before_it_is_watched_wakes_the_core(folder: Path) -> None:
+    with doomed_engine(tiny_config(folder, tp_size=2)) as (_, worker, pid):
+        assert isinstance(worker, ParallelWorker)
+        os.kill(pid, signal.SIGKILL)
+        assert worker._ranks.lost(5.0) is not None
+        woken = threading.Event()
+        worker.watch(woken.set)
+        assert woken.is_set()
+        with pytest.raises(WorkerFailed, match="rank 1"):
+            worker.check()
 
 
 class CoreProcess:
