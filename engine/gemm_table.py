@@ -6,6 +6,7 @@ What a choice is worth depends on its neighbours, into whose time its weights' l
 measured among the choices made so far.
 """
 
+import contextlib
 import os
 import re
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from triton.errors import TritonError
 
 from ..kernels.linear_config import MAX_ROWS, SkinnyConfig, row_tier
 from ..kernels.linear_gpu import LinearConfig
@@ -22,6 +24,9 @@ from ..kernels.stream_config import StreamConfig
 
 CACHE_VARIABLE = "OUTRIDER_CACHE_DIR"
 _VERSION = 2
+
+# What a configuration that cannot run raises.
+REFUSALS = (RuntimeError, ValueError, TritonError)
 
 Epilogue = Literal["none", "residual", "silu_mul"]
 
@@ -141,7 +146,15 @@ class GemmTable:
         """Read the file of ``machine``; one that is damaged or stale is ignored with a warning."""
         self._machine = machine
         self.path = (directory or cache_directory()) / machine.file_name()
-        self._entries = {entry.key: entry for entry in _read(self.path, machine)}
+        self._entries: dict[GemmKey, GemmEntry] = {}
+        try:
+            self._entries = {entry.key: entry for entry in _read(self.path, machine)}
+        except RuntimeError as reason:
+            warnings.warn(
+                f"the matmul table {self.path} is ignored and measured again: {reason}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def entries(self) -> list[GemmEntry]:
         """Everything known, in the order it was measured."""
@@ -159,14 +172,17 @@ class GemmTable:
     def fill(self, keys: Iterable[GemmKey], candidates: Candidates, measure: Measure) -> int:
         """Measure the keys that have no entry and write the file; how many there were.
 
-        A configuration that ``measure`` refuses (RuntimeError or ValueError) is left out. A file
-        that cannot be written is a warning: the choices hold for this process.
+        A configuration that ``measure`` refuses (RuntimeError, ValueError or Triton's errors, such
+        as too little shared memory) is left out. A file that cannot be written is a warning: the
+        choices hold for this process.
         """
         keys = list(dict.fromkeys(keys))
         missing = [key for key in keys if key not in self._entries]
         if not missing:
             return 0
-        choices = {key: next(iter(candidates(key)), None) for key in missing}
+        choices: dict[GemmKey, LinearConfig | None] = {
+            key: _first(key, candidates(key), measure) for key in missing
+        }
         choices |= {key: _config(self._entries[key]) for key in keys if key in self._entries}
         for key in missing:
             self._entries[key] = _fastest(key, candidates(key), measure, choices)
@@ -175,7 +191,11 @@ class GemmTable:
         return len(missing)
 
     def _write(self) -> None:
-        content = _File(_VERSION, self._machine, self.entries())
+        entries = dict(self._entries)
+        with contextlib.suppress(RuntimeError):  # a file that is no use is replaced
+            # What another process has measured meanwhile stays.
+            entries = {entry.key: entry for entry in _read(self.path, self._machine)} | entries
+        content = _File(_VERSION, self._machine, list(entries.values()))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Renamed into place: a reader sees the old file or the new one, never a part.
@@ -195,6 +215,19 @@ def _config(entry: GemmEntry) -> LinearConfig | None:
     return None if isinstance(entry.choice, CublasChoice) else entry.choice.config()
 
 
+def _first(
+    key: GemmKey, candidates: Iterable[LinearConfig], measure: Measure
+) -> LinearConfig | None:
+    """What stands beside the others until it is the key's turn: one that runs, else cuBLAS."""
+    for config in candidates:
+        try:
+            measure(key, config, {})
+        except REFUSALS:
+            continue
+        return config
+    return None
+
+
 def _fastest(
     key: GemmKey, candidates: Iterable[LinearConfig], measure: Measure, others: Choices
 ) -> GemmEntry:
@@ -204,7 +237,7 @@ def _fastest(
     for config in candidates:
         try:
             seconds = measure(key, config, others)
-        except (RuntimeError, ValueError):
+        except REFUSALS:
             continue
         if seconds < best:
             best = seconds
@@ -216,23 +249,15 @@ def _fastest(
 
 
 def _read(path: Path, machine: Machine) -> list[GemmEntry]:
+    """The entries in a file; RuntimeError says why it is no use."""
     try:
         content = msgspec.json.decode(path.read_bytes(), type=_File)
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return _ignored(path, str(error))
+        raise RuntimeError(str(error)) from error
     if content.version != _VERSION:
-        return _ignored(path, f"version {content.version}, not {_VERSION}")
+        raise RuntimeError(f"version {content.version}, not {_VERSION}")
     if content.machine != machine:
-        return _ignored(path, f"measured on {content.machine}")
+        raise RuntimeError(f"measured on {content.machine}")
     return content.entries
-
-
-def _ignored(path: Path, reason: str) -> list[GemmEntry]:
-    warnings.warn(
-        f"the matmul table {path} is ignored and measured again: {reason}",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-    return []

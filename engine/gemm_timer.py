@@ -28,12 +28,15 @@ def this_machine() -> Machine:
     return Machine(torch.cuda.get_device_name(), str(torch.__version__), triton.__version__)
 
 
-def candidates(key: GemmKey) -> Sequence[LinearConfig]:
-    """What is worth measuring on the current CUDA device."""
+def candidates(key: GemmKey, block: int = INTERLEAVE) -> Sequence[LinearConfig]:
+    """What is worth measuring on the current CUDA device.
+
+    ``block``: how gate and up rows are interleaved; Hopper's kernel takes one size of it only.
+    """
     device = torch.cuda.get_device_properties()
     sms = device.multi_processor_count
-    if device.major == 9:
-        gated = key.epilogue == "silu_mul"
+    gated = key.epilogue == "silu_mul"
+    if device.major == 9 and not (gated and block != INTERLEAVE):
         return stream_shortlist(key.n, key.k, key.m_tier, gated=gated, sms=sms)
     return shortlist(key.n, key.k, key.m_tier, 2, sms)
 
@@ -64,7 +67,8 @@ class GemmTimer:
         torch.cuda.synchronize()
         # In the last graph's pool, which lives while that graph does: pools of their own add up.
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=None if self._graph is None else self._graph.pool()):
+        pool = None if self._graph is None else self._graph.pool()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             for layer in itertools.islice(itertools.cycle(calls), count):
                 for call in layer:
                     call()

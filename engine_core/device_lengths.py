@@ -24,9 +24,9 @@ _CONTEXT = 4  # matched tokens that the first estimates assume
 class DeviceLengths:
     """Lengths of chains of up to ``width`` nodes; "fixed" drafts in full wherever it may.
 
-    ``plan`` comes before each step, ``start`` once a slot has a new request, ``observe`` and
-    ``learn`` with every result in order. Estimates are by depth, over all requests, with a factor
-    for each.
+    ``plan`` (or ``weigh`` and ``settle``) comes before each step, ``start`` once a slot has a new
+    request, ``observe`` and ``learn`` with every result in order. Estimates are by depth, over all
+    requests, with a factor for each.
     """
 
     def __init__(
@@ -55,20 +55,34 @@ class DeviceLengths:
 
     def plan(self, slots: I32, room: I32, batch_tokens: int) -> StepLengths:
         """Choose caps for the verify rows of a step (see ``LengthController.plan``)."""
-        caps = np.minimum(np.maximum(room, 0), self._width)
+        return self.settle(self.weigh(slots, room, batch_tokens), room)
+
+    def weigh(self, slots: I32, room: I32, batch_tokens: int) -> StepLengths:
+        """What estimates say of a step, which may not come to be: nothing is counted."""
+        caps = self._caps(room)
         reasons = blocked_reasons(room, caps)
         if self._fixed or not caps.any():
             return StepLengths(False, caps, reasons)
         chosen, gain = self._choose(slots, caps, batch_tokens)
-        if not chosen.any():
-            self._without += 1
-            if self._without < PROBE_EVERY:
-                reasons[caps > 0] = NOT_PROFITABLE
-                return StepLengths(False, chosen, reasons)
-            chosen, gain = caps, 1.0
-        self._without = 0
         reasons[(caps > 0) & (chosen == 0)] = NOT_PROFITABLE
         return StepLengths(False, chosen, reasons, gain)
+
+    def settle(self, lengths: StepLengths, room: I32) -> StepLengths:
+        """The lengths of a step that comes to be: ``weigh``'s, or a probe's when one is due."""
+        if lengths.caps.any():
+            self._without = 0
+            return lengths
+        caps = self._caps(room)
+        if not caps.any():
+            return lengths
+        self._without += 1
+        if self._without < PROBE_EVERY:
+            return lengths
+        self._without = 0
+        return StepLengths(False, caps, blocked_reasons(room, caps))
+
+    def _caps(self, room: I32) -> I32:
+        return np.minimum(np.maximum(room, 0), self._width)
 
     def observe(self, result: StepResult) -> None:
         """Learn T(batch tokens) from a result."""

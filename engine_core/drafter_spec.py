@@ -136,6 +136,11 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
             "(host=True, no fills, draft_kv NONE, no target_layers)",
             501,
         )
+    if spec.gives_q or spec.gives_survival:
+        return _refuse(
+            f"{origin} declares gives_q or gives_survival, which nothing uses yet; leave them out",
+            501,
+        )
     return spec
 
 

@@ -25,7 +25,10 @@ _CUBLAS_STREAMS = 2  # eager steps, and captures
 _PROCESSORS = 132  # of an H200
 _SPLIT_PROGRAMS = 2 * _PROCESSORS  # attention with split keys has no more programs than this,
 _SPLIT_ROWS = 128  # with this many float32 rows each
-_MATMUL_PARTS = 8  # of K, at most, in the weight-streaming matmul; in Hopper's every program has
+_MATMUL_PARTS = 16  # of K, at most, in the weight-streaming matmul,
+_MATMUL_OUTPUTS = (
+    1 << 16
+)  # and no more parts times outputs than this; in Hopper's every program has
 _MATMUL_SUMS = 2 * _PROCESSORS * 2 * 64  # room for two tiles of up to 2 x 64 outputs
 _MATMUL_ROWS = 128  # of its highest tile
 _SAMPLE_BYTES = (3 * 4 + 5 * 8) * 2048 + 4096  # of a row: the histograms of the filters' search
@@ -114,9 +117,9 @@ def rotary_bytes(model: ModelConfig) -> int:
 
 def workspace_bytes(model: ModelConfig, nodes: int) -> int:
     """cuBLAS' workspaces and the sums that parts of a split matmul leave for each other."""
-    widest = max(model.hidden_size, model.q_size + 2 * model.kv_size)
+    widest = max(model.hidden_size, model.q_size + 2 * model.kv_size, 2 * model.intermediate_size)
     rows = min(_MATMUL_ROWS, 1 << (max(nodes, 16) - 1).bit_length())
-    sums = max(_MATMUL_PARTS * widest, _MATMUL_SUMS) * rows
+    sums = max(min(_MATMUL_PARTS * widest, _MATMUL_OUTPUTS), _MATMUL_SUMS) * rows
     return _CUBLAS_STREAMS * _CUBLAS_WORKSPACE + sums * 4
 
 
@@ -125,15 +128,19 @@ def allocator_bytes() -> int:
     return _SEGMENT
 
 
-def loading_bytes(model: ModelConfig, dummy: bool, item: int) -> int:
+def loading_bytes(model: ModelConfig, dummy: bool, item: int, tp_size: int = 1) -> int:
     """Copies that making a layer takes: of gate and up, interleaved.
 
-    Random weights are also drawn on the device, part by part, before they are joined.
+    Random weights are also drawn on the device, part by part, before they are joined; each of
+    ``tp_size`` ranks, whose share is ``model``, draws the whole matrices that it takes its part of.
     """
     hidden = model.hidden_size
     gate_up = 2 * model.intermediate_size * hidden * item
     qkv = (model.q_size + 2 * model.kv_size) * hidden * item
-    return gate_up + (gate_up + qkv if dummy else 0)
+    if not dummy:
+        return gate_up
+    widest = max(model.intermediate_size, model.q_size) * tp_size
+    return gate_up + gate_up + qkv + (widest * hidden * item if tp_size > 1 else 0)
 
 
 def edit_bytes(config: EngineConfig, model: ModelConfig, width: int) -> int:

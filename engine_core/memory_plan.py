@@ -128,7 +128,9 @@ def plan_memory(
         weight_bytes=weights,
         draft_weight_bytes=0,  # no drafter that is built so far has any
         loading_bytes=(
-            parts.loading_bytes(model, config.load_format == "dummy", item) if on_cuda else 0
+            parts.loading_bytes(model, config.load_format == "dummy", item, config.tp_size)
+            if on_cuda
+            else 0
         ),
         kv_bytes_per_token=token_bytes,
         page_size=config.page_size,

@@ -31,8 +31,10 @@ class MixedLengths:
         late = self._host.plan(slots, room, batch_tokens)
         if late.late_bound and late.gain == 1.0:  # fixed: the host goes first
             return late
-        now = self._device.plan(slots, room, batch_tokens)
-        return late if late.late_bound and late.gain >= now.gain else now
+        now = self._device.weigh(slots, room, batch_tokens)
+        if late.late_bound and late.gain >= now.gain:
+            return late
+        return self._device.settle(now, room)
 
     def offer(
         self, slots: I32, counts: I32, match_lens: I32, tokens: I32, parents: I32, weights: F32

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 MAX_ROWS = 128
+MOST_SPLIT_OUTPUTS = 1 << 16  # parts of K times outputs: bounds what partial sums take
 SHARED_BYTES = 227 * 1024  # of an SM of compute capability 9.0
 _MAX_STAGES = 8
 _RESERVED_BYTES = 1024  # per block, taken by the system
@@ -86,7 +87,8 @@ def splits(
     slots = sms * max(1, min(SHARED_BYTES // shared, 2048 // (32 * config.warps)))
     if blocks >= 4 * slots:
         return [1]
-    fits = [s for s in range(1, 17) if depth % s == 0 and depth // s >= 4] or [1]
+    most = max(1, min(16, MOST_SPLIT_OUTPUTS // n))
+    fits = [s for s in range(1, most + 1) if depth % s == 0 and depth // s >= 4] or [1]
 
     def idle(split: int) -> float:
         """The share of slots that the last wave leaves empty, plus what each split costs."""

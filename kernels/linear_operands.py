@@ -1,6 +1,8 @@
-"""What the matmul kernels ask of their operands."""
+"""What the matmul kernels ask of their operands, and where their results go."""
 
 import torch
+
+from .split_workspace import SplitConfig, SplitWorkspace
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -43,3 +45,28 @@ def check_operands(
         )
     if tma and k * x.element_size() % 16:
         raise ValueError(f"tma needs rows of a multiple of 16 bytes, not {k} {x.dtype}")
+
+
+def result(
+    x: torch.Tensor, weight: torch.Tensor, silu_block: int, out: torch.Tensor | None
+) -> torch.Tensor:
+    """``out`` or a new [M, N], [M, N / 2] with ``silu_block``. ValueError if ``out`` is not so."""
+    rows, width = x.shape[0], weight.shape[0] // (2 if silu_block else 1)
+    if out is None:
+        return x.new_empty(rows, width)
+    if out.shape != (rows, width) or out.dtype != x.dtype or (width > 1 and out.stride(1) != 1):
+        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}, needs ({rows}, {width})")
+    return out
+
+
+def scratch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    config: SplitConfig,
+    workspace: SplitWorkspace | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Partial sums and arrival counters, Nones without a split. ValueError if they do not fit."""
+    n, k = weight.shape
+    need = SplitWorkspace.need(x.shape[0], n, k, config)
+    found = SplitWorkspace.of(workspace, x.device, need)
+    return (None, None) if found is None else (found.partial, found.arrived)

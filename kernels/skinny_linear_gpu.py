@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .linear_config import SkinnyConfig, row_tier
-from .linear_operands import check_operands
+from .linear_operands import check_operands, result, scratch
 from .split_workspace import SplitWorkspace
 
 
@@ -147,12 +147,8 @@ def skinny_linear(
     """
     rows, k = x.shape
     n = weight.shape[0]
-    width = n // 2 if silu_block else n
     check_operands(x, weight, bias, residual, silu_block, config.block_n, config.tma)
-    if out is None:
-        out = x.new_empty(rows, width)
-    if out.shape != (rows, width) or out.dtype != x.dtype or (width > 1 and out.stride(1) != 1):
-        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}, needs ({rows}, {width})")
+    out = result(x, weight, silu_block, out)
     if rows == 0 or n == 0:
         return out
     block_m = row_tier(rows)
@@ -160,8 +156,7 @@ def skinny_linear(
     depth = triton.cdiv(k, config.block_k)
     steps = max(1, triton.cdiv(depth, config.split_k))
     parts = max(1, triton.cdiv(depth, steps))
-    workspace = SplitWorkspace.of(workspace, x.device, config.scratch(block_m, n, k))
-    assert workspace is not None or parts == 1
+    partial, arrived = scratch(x, weight, config, workspace)
     on_gpu = x.is_cuda
     # Only the driver knows launch_pdl; the interpreter would take it for a parameter.
     launch = {"launch_pdl": True} if pdl and on_gpu else {}
@@ -173,8 +168,8 @@ def skinny_linear(
         bias,
         residual,
         out,
-        None if workspace is None else workspace.partial,
-        None if workspace is None else workspace.arrived,
+        partial,
+        arrived,
         rows,
         n,
         k,

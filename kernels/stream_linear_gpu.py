@@ -23,7 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .linear_config import row_tier
-from .linear_operands import check_operands
+from .linear_operands import check_operands, result, scratch
 from .split_workspace import SplitWorkspace
 from .stream_config import WEIGHT_ROWS, StreamConfig
 
@@ -238,7 +238,6 @@ def stream_linear(
     """
     rows, k = x.shape
     n = weight.shape[0]
-    width = n // 2 if silu_block else n
     check_operands(x, weight, bias, residual, silu_block, WEIGHT_ROWS, tma=True)
     if silu_block not in (0, _PAIR):
         raise ValueError(
@@ -249,23 +248,20 @@ def stream_linear(
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor.data_ptr() % 16 or tensor.stride(0) * tensor.element_size() % 16:
             raise ValueError(f"rows of {name} do not start at multiples of 16 bytes")
-    if out is None:
-        out = x.new_empty(rows, width)
-    if out.shape != (rows, width) or out.dtype != x.dtype or (width > 1 and out.stride(1) != 1):
-        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}, needs ({rows}, {width})")
+    out = result(x, weight, silu_block, out)
     if rows == 0 or n == 0:
         return out
     block_m = row_tier(rows)
     depth, per, programs = config.dealt(n, k)
-    workspace = SplitWorkspace.of(workspace, x.device, config.scratch(block_m, n, k))
+    partial, arrived = scratch(x, weight, config, workspace)
     _stream[(programs,)](
         _descriptor(x, block_m, config.block_k),
         _descriptor(weight, WEIGHT_ROWS, config.block_k),
         bias,
         residual,
         out,
-        None if workspace is None else workspace.partial,
-        None if workspace is None else workspace.arrived,
+        partial,
+        arrived,
         rows,
         n,
         -(-n // (WEIGHT_ROWS * config.tiles)) * depth,
@@ -280,7 +276,7 @@ def stream_linear(
         PAIR=silu_block,
         PDL=pdl,
         WARPS=config.warps,
-        SPLIT=workspace is not None,
+        SPLIT=partial is not None,
         num_warps=config.warps,
         launch_pdl=pdl,
     )

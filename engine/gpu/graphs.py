@@ -1,6 +1,5 @@
 """CUDA graphs of decode-only steps, one a tier, replayed over the tier's staging block."""
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,7 +52,6 @@ class StepGraphs:
         self._device = device
         self._pool: _Pool | None = None
         self._graphs: dict[Tier, StepGraph] = {}
-        self.capture_s = 0.0
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -84,7 +82,6 @@ class StepGraphs:
         views.update_slots.fill_(self._step.state.spare_slot)
 
     def _capture(self, tier: Tier) -> StepGraph:
-        began = time.perf_counter()
         shape, staging = decode_shape(tier), decode_staging(tier)
         block = torch.empty(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
         self._pad(block, staging)
@@ -100,5 +97,4 @@ class StepGraphs:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._step.run(views, shape, out)
         self._pool = graph.pool()
-        self.capture_s += time.perf_counter() - began
         return StepGraph(graph, staging, block, out, self._step.state.edits.layout)

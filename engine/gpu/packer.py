@@ -16,14 +16,13 @@ class Packed(NamedTuple):
     """A step as the host knows it: sizes, and arrays by row, token, node.
 
     ``verify_rows`` leading rows are verify rows unless it is -1 (the kinds are mixed up).
-    ``longest``: the most query tokens of a prefill row. ``branches``: whether any drafts branch.
+    ``longest``: the most query tokens of a prefill row.
     ``caps`` int32[R]: drafts that the device fills in; until then they are padding. None: none.
     """
 
     rows: int
     tokens: int
     nodes: int
-    branches: bool
     verify_rows: int
     longest: int
     slots: I32
@@ -65,7 +64,7 @@ class StepPacker:
         parents = np.empty(most, dtype=np.int32)
         starts, q_lens, depths = np.empty((3, rows), dtype=np.int32)
         cu_q, node_cu = np.empty((2, rows + 1), dtype=np.int32)
-        total, nodes, branches = resolve_rows(
+        total, nodes, _ = resolve_rows(
             slots,
             kinds,
             i32(plan.q_caps),
@@ -94,7 +93,6 @@ class StepPacker:
             rows=rows,
             tokens=total,
             nodes=nodes,
-            branches=branches,
             verify_rows=leading,
             longest=longest,
             slots=slots,

@@ -79,6 +79,7 @@ class GpuStepRunner:
         self._inputs, self._outputs = PinnedRing(pinned), PinnedRing(pinned)
         self.steps = self.decode_steps = self.replays = self.gap_ns = 0
         self._last_done: Mark | None = None
+        self._replayed: set[Tier] = set()
 
     def capture(self) -> None:
         """Capture every tier without edits; requests that sample are the rule, edits are not."""
@@ -170,10 +171,10 @@ class GpuStepRunner:
 
         It does again what the latest such step did, from lengths that are ``steps`` lower. Slots'
         state is as before afterwards, but the KV of the tokens since is not: only for requests
-        that are to be thrown away. None without a graph.
+        that are to be thrown away. None if no step of this size has run in a graph.
         """
         tier = self._tiers.of(rows, tokens, False)
-        if tier is None or self._graphs is None:
+        if tier is None or self._graphs is None or tier not in self._replayed:
             return None
         graph, state = self._graphs.get(tier).graph, self._step.state
         kept = [(t, t.clone()) for t in (state.seq_lens, state.last_tokens, state.out_counts)]
@@ -243,6 +244,7 @@ class GpuStepRunner:
         graph = self._graphs.get(tier)
         if len(plan.page_slots) // 4 > graph.staging.updates:
             return None
+        self._replayed.add(tier)
         host = self._inputs.take(len(graph.block))
         fill(host.numpy(), graph.staging, packed, plan, self._step.state.spare_slot)
         began.record()
@@ -266,7 +268,7 @@ class GpuStepRunner:
             width,
             self._groups(packed),
             packed.nodes,
-            packed.branches or width > 1,
+            width > 1,
             bool(features & _SAMPLED),
             bool(features & EDITS),
         )

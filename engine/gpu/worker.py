@@ -51,8 +51,8 @@ class GpuWorker:
         """
         self._info = info
         self._use_graphs = not config.disable_cuda_graph
-        running = config.max_running_requests
-        self._max_graph_rows = min(config.cuda_graph_max_bs or running, running)
+        self._max_rows = config.max_running_requests
+        self._max_graph_rows = min(config.cuda_graph_max_bs or self._max_rows, self._max_rows)
         self._device = kv.data.device
         decides = ranks is None or ranks.leads
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device, decides)
@@ -93,7 +93,7 @@ class GpuWorker:
 
         Chooses the matmuls of such steps, so all graphs are captured anew.
         """
-        tiers = Tiers(self._max_graph_rows, width)
+        tiers = Tiers(self._max_rows, width)
         self._model.tune(tier.tokens for tier in tiers.all())
         self._runner = self._make_runner(width)
 

@@ -1,6 +1,7 @@
 """The linear layers of a decoder on a GPU: per shape, cuBLAS or the weight-streaming kernel."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +54,7 @@ class GpuLinear:
             GemmKey(n, k, tier, self._name, epilogue) for tier in tiers for n, k, epilogue in shapes
         ]
         table = GemmTable(this_machine())
-        if table.fill(keys, candidates, GemmTimer(layers, block)):
+        if table.fill(keys, partial(candidates, block=block), GemmTimer(layers, block)):
             # The timed graphs' memory is theirs alone until it is given back.
             torch.cuda.empty_cache()
         found = {

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from triton.runtime.errors import OutOfResources
 
 from outrider.engine.gemm_table import (
     Choices,
@@ -70,18 +71,46 @@ def test_a_faster_cublas_wins_and_is_not_measured_again(tmp_path: Path) -> None:
     assert table.config(6144, 4096, 8, "bfloat16") is None
 
 
-def test_a_configuration_that_fails_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [OutOfResources(240_000, 101_376, "shared memory"), ValueError("no"), RuntimeError("no")],
+    ids=["triton", "value", "runtime"],
+)
+def test_a_configuration_that_fails_is_left_out(tmp_path: Path, refusal: Exception) -> None:
     best = shortlist(6144, 4096, 16)[-1]
     clock = Clock()
 
     def measure(key: GemmKey, config: LinearConfig | None, others: Choices) -> float:
         if config == best:
-            raise RuntimeError("out of resource: shared memory")
+            raise refusal
         return clock(key, config, others)
 
     table = GemmTable(MACHINE, tmp_path)
     table.fill([QKV], listed, measure)
     assert table.config(6144, 4096, 8, "bfloat16") == shortlist(6144, 4096, 16)[-2]
+
+
+def test_a_key_is_measured_beside_neighbours_that_run(tmp_path: Path) -> None:
+    """Until it is a neighbour's turn, the first of its configurations that runs stands for it."""
+    broken = listed(DOWN)[0]
+    clock, seen = Clock(), []
+
+    def measure(key: GemmKey, config: LinearConfig | None, others: Choices) -> float:
+        if broken in (config if key == DOWN else None, others.get(DOWN)):
+            raise OutOfResources(240_000, 101_376, "shared memory")
+        if key == QKV and others:
+            seen.append(others[DOWN])
+        return clock(key, config, others)
+
+    GemmTable(MACHINE, tmp_path).fill([QKV, DOWN], listed, measure)
+    assert set(seen) == {listed(DOWN)[1]}
+
+
+def test_two_processes_keep_each_others_choices(tmp_path: Path) -> None:
+    first, second = GemmTable(MACHINE, tmp_path), GemmTable(MACHINE, tmp_path)
+    first.fill([QKV, MIX], listed, Clock())
+    second.fill([DOWN], listed, Clock())
+    assert {entry.key for entry in GemmTable(MACHINE, tmp_path).entries()} == {QKV, MIX, DOWN}
 
 
 def test_a_choice_of_the_hopper_kernel_is_kept_too(tmp_path: Path) -> None:

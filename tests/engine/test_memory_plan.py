@@ -79,7 +79,7 @@ def test_qwen3_8b_by_hand() -> None:
     # kernels each.
     kernels = 2 * 9 * 7 * 380 * 4096
     assert plan.graph_bytes == nodes * token + splits + logits + (20 << 20) + kernels
-    assert plan.workspace_bytes == 2 * (32 << 20) + 8 * 128 * 6144 * 4
+    assert plan.workspace_bytes == 2 * (32 << 20) + 65_536 * 128 * 4
     assert plan.loading_bytes == 2 * 12_288 * 4096 * 2
     assert plan.total_bytes == sum(size for _, size in memory_parts(plan))
     assert fits(QWEN, ON_CUDA, 139 * GIB, disable_cuda_graph=True).graph_bytes == 0
@@ -129,6 +129,13 @@ def test_a_rank_of_qwen3_8b_by_hand() -> None:
     assert two.kv_bytes_per_token * 2 == one.kv_bytes_per_token
     assert (two.tp_size, two.num_pages) == (2, one.num_pages)
     assert two.context_bytes - one.context_bytes == 1 << 30  # NCCL's
+    # Dummies: parts before they are joined, and the whole matrix that a part is cut out of.
+    first, both = (
+        fits(QWEN, ON_CUDA, 139 * GIB, load_format="dummy", tp_size=ranks) for ranks in (1, 2)
+    )
+    assert first.loading_bytes == (4 * 12_288 + 6144) * 4096 * 2
+    assert both.loading_bytes == (4 * 6144 + 3072 + 12_288) * 4096 * 2
+    assert two.loading_bytes * 2 == one.loading_bytes
     sixteen = fits(QWEN, ON_CUDA, 139 * GIB, tp_size=16)
     assert sixteen.kv_bytes_per_token * 8 == one.kv_bytes_per_token, "there are 8 heads"
     refused = planned(QWEN, ON_CUDA, 139 * GIB, tp_size=5)

@@ -9,9 +9,17 @@ import pytest
 
 from outrider.engine_core import admission
 from outrider.engine_core.assembly import Assembly, assemble
-from outrider.engine_core.controller import DRAFTS, NO_ROOM, NOT_PROFITABLE, OFF_BY_REQUEST
+from outrider.engine_core.controller import (
+    DRAFTS,
+    NO_ROOM,
+    NOT_PROFITABLE,
+    OFF_BY_REQUEST,
+    BoundDrafts,
+    StepLengths,
+)
 from outrider.engine_core.device_lengths import PROBE_EVERY, DeviceLengths
-from outrider.engine_core.ids import i32
+from outrider.engine_core.ids import I32, i32
+from outrider.engine_core.mixed_lengths import MixedLengths
 from outrider.engine_core.replay import replay_core
 from outrider.engine_core.step_times import StepTimes
 from outrider.engine_core.trace import (
@@ -205,6 +213,60 @@ def test_lengths_follow_what_held() -> None:
         plan = dear.plan(SLOTS, full, 3)
         dear.learn(SLOTS, plan.caps, plan.caps + 1)
     assert plan.caps.tolist() == [7, 7, 7]
+
+
+def hopeless() -> DeviceLengths:
+    """Lengths that learned that no draft of slots 0 and 1 holds."""
+    dear = lengths(0.4)
+    full = np.full(2, 7, dtype=np.int32)
+    for slot in (0, 1):
+        dear.start(slot)
+    for _ in range(PROBE_EVERY // 2):
+        dear.learn(SLOTS[:2], full, np.ones(2, dtype=np.int32))
+    assert not dear.weigh(SLOTS[:2], full, 2).caps.any()
+    return dear
+
+
+def test_weighing_counts_nothing() -> None:
+    dear, full = hopeless(), np.full(2, 7, dtype=np.int32)
+    for turn in range(1, 3 * PROBE_EVERY + 1):
+        assert not dear.weigh(SLOTS[:2], full, 2).caps.any()
+        assert bool(dear.plan(SLOTS[:2], full, 2).caps.any()) == (turn % PROBE_EVERY == 0)
+
+
+class OneTree:
+    """A host that waits for every step and has a tree for row 0, for row 1 in one step of ten."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def plan(self, slots: I32, room: I32, _: int) -> StepLengths:
+        return StepLengths(True, room, np.zeros(len(slots), dtype=np.uint8), 2.0)
+
+    def bind(self, slots: I32, _caps: I32, _tokens: int, _rows: int) -> BoundDrafts:
+        self.steps += 1
+        counts = np.array([1, self.steps % 10 == 0], dtype=np.int32)
+        nodes = np.ones(int(counts.sum()), dtype=np.int32)
+        reasons = np.where(counts > 0, 0, NOT_PROFITABLE).astype(np.uint8)
+        return BoundDrafts(counts, nodes, nodes - 1, reasons)
+
+
+def test_rows_without_a_tree_are_probed_where_every_step_waits_for_the_host() -> None:
+    dear, full = hopeless(), np.full(2, 7, dtype=np.int32)
+    mixed = MixedLengths(OneTree(), dear)  # type: ignore[arg-type]
+    probed = []
+    for step in range(1, 400):
+        assert mixed.plan(SLOTS[:2], full, 2).late_bound
+        bound = mixed.bind(SLOTS[:2], full, 2, 2)
+        assert bound.device_caps is not None
+        assert bound.device_caps[0] == 0
+        if bound.device_caps[1]:
+            probed.append(step)
+            assert bound.reasons[1] == 0
+    # Nine steps in ten have a row that the device could draft for.
+    gaps = np.diff(probed)
+    assert len(probed) >= 10
+    assert all(PROBE_EVERY <= gap <= PROBE_EVERY + 5 for gap in gaps)
 
 
 def test_partial_caps_teach_no_failure() -> None:

@@ -155,6 +155,8 @@ BROKEN_SPECS = [
     (SPEC.format("BROKEN", "").replace("True", "False"), "drafter on the device"),
     (SPEC.format("BROKEN", ", draft_kv=DraftKV.SHARED_SLOTS"), "drafter on the device"),
     (SPEC.format("BROKEN", ", target_layers=(1, 2)"), "drafter on the device"),
+    (SPEC.format("BROKEN", ", gives_q=True"), "nothing uses yet"),
+    (SPEC.format("BROKEN", ", gives_survival=True"), "nothing uses yet"),
 ]
 
 

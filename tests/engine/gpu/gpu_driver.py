@@ -57,12 +57,12 @@ class GpuDriver(Driver):
         self.pages = -(-max_tokens // page_size)
         self.kv = KVPool(slots * self.pages, page_size, config, dtype, DEVICE)
         self.kv.data.fill_(torch.nan)
+        decides = ranks is None or ranks.leads
         model: GpuModel
         if isinstance(source, GpuModel):
             model = source
         else:
-            model = GpuDecoder(source, config, dtype, DEVICE, reduce)
-        decides = ranks is None or ranks.leads
+            model = GpuDecoder(source, config, dtype, DEVICE, reduce, decides)
         self.device_state = DeviceState(slots, self.pages, config.vocab_size, DEVICE, decides)
         step = DeviceStep(model, self.kv, self.device_state, accept_length, ranks=ranks)
         captured = StepGraphs(step, DEVICE) if graphs and DEVICE.type == "cuda" else None

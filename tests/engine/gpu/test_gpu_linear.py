@@ -20,6 +20,8 @@ from outrider.engine.models.torch_decoder import TorchDecoder
 from outrider.engine.weights import Checkpoint, RandomTensors
 from outrider.engine_core.model_config import ModelConfig, load_model_config
 from outrider.kernels.linear_config import SkinnyConfig
+from outrider.kernels.linear_gpu import LinearConfig
+from outrider.kernels.stream_config import StreamConfig
 
 from ..steps import Pages, Query, Sequence, make_batch
 from ..tiny import bigram_config, write_checkpoint
@@ -216,8 +218,21 @@ def test_kernels_that_overlap_wait_for_each_other(streamed: bool) -> None:
             (512, 1536, "residual"),
             (4099, 512, "none"),
         ]
-        wide = SkinnyConfig(64, 128, 2, 4, 3)
-        model.choose({GemmKey(n, k, 16, "bfloat16", epilogue): wide for n, k, epilogue in shapes})
+        configs: list[LinearConfig] = [SkinnyConfig(64, 128, 2, 4, 3)] * 5
+        if torch.cuda.get_device_capability() == (9, 0):  # what is chosen on Hopper
+            configs = [
+                StreamConfig(1, 128, 4),
+                StreamConfig(1, 64, 3, split=2),
+                StreamConfig(3, 64, 3),
+                StreamConfig(2, 64, 3, split=4),
+                StreamConfig(1, 128, 4, programs=132),
+            ]
+        model.choose(
+            {
+                GemmKey(n, k, 16, "bfloat16", epilogue): config
+                for (n, k, epilogue), config in zip(shapes, configs, strict=True)
+            }
+        )
     pages, sequences = Pages(20, PAGE, 3), [Sequence(), Sequence()]
     batch = on(make_batch([Query(s, [5, 9, 2, 4]) for s in sequences], pages), DEVICE)
     kv = KVPool(20, PAGE, config, dtype, DEVICE)
