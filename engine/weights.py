@@ -1,5 +1,6 @@
 """Reading safetensors checkpoints: by mmap, and strictly."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +25,18 @@ class TensorSource(Protocol):
 
     def has(self, name: str) -> bool:
         """Whether ``name`` is there."""
+        ...
+
+
+class WholeTensors(TensorSource, Protocol):
+    """A source that also copies parts out of its tensors."""
+
+    def part(
+        self, name: str, shape: tuple[int, ...], axis: int, begin: int, size: int
+    ) -> torch.Tensor:
+        """Elements ``begin`` to ``begin + size`` along ``axis`` of ``name``, which has ``shape``:
+        a tensor of its own, that keeps no more in memory.
+        """
         ...
 
 
@@ -77,6 +90,12 @@ class Checkpoint:
             )
         self._taken.add(name)
         return tensor
+
+    def part(
+        self, name: str, shape: tuple[int, ...], axis: int, begin: int, size: int
+    ) -> torch.Tensor:
+        """A copy of the part; see ``take``."""
+        return self.take(name, shape).narrow(axis, begin, size).clone()
 
     def finish(self, ignorable: Iterable[str] = ()) -> None:
         """Raise if a tensor was never taken; names ending in one of ``ignorable`` may be left."""
@@ -137,7 +156,8 @@ class RandomTensors:
     """Deterministic normal tensors instead of a checkpoint (load_format "dummy").
 
     Each is drawn in place, in ``dtype`` on ``device``: nothing passes through another type or
-    the host. The numbers of two devices differ.
+    the host. The numbers of two devices differ, those of a tensor and of its parts do not: parts
+    are copied out of the whole, for which all share memory as large as the largest.
     """
 
     def __init__(
@@ -147,6 +167,7 @@ class RandomTensors:
         self._generator = torch.Generator(self._device).manual_seed(0)
         self._dtype = dtype
         self._std = std
+        self._scratch = self._empty(0)
 
     def has(self, name: str) -> bool:
         """Only what is asked for by ``take`` exists."""
@@ -154,7 +175,23 @@ class RandomTensors:
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Ones for norms, else N(0, std^2)."""
-        tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return self._draw(name, self._empty(math.prod(shape)).view(shape))
+
+    def part(
+        self, name: str, shape: tuple[int, ...], axis: int, begin: int, size: int
+    ) -> torch.Tensor:
+        """The part of what ``take`` would have drawn."""
+        elements = math.prod(shape)
+        if len(self._scratch) < elements:
+            self._scratch = self._empty(0)  # the smaller one may go first
+            self._scratch = self._empty(elements)
+        whole = self._draw(name, self._scratch[:elements].view(shape))
+        return whole.narrow(axis, begin, size).clone()
+
+    def _empty(self, elements: int) -> torch.Tensor:
+        return torch.empty(elements, dtype=self._dtype, device=self._device)
+
+    def _draw(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if name.endswith("norm.weight"):
             return tensor.fill_(1)
         return tensor.normal_(0.0, self._std, generator=self._generator)

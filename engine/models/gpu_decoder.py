@@ -32,7 +32,8 @@ class GpuDecoder:
     A forward pass can be captured in a CUDA graph: launches depend on shapes and on the batch's
     ``groups`` alone. On Hopper and later a kernel is launched while the one before it ends: each
     waits before it touches what others write. Float32 matmuls keep to IEEE arithmetic (no TF32).
-    ``reduce`` sums what o and down give over the ranks that share them.
+    ``reduce`` sums what o and down give over the ranks that share them, of which one ``decides``:
+    the others compute no logits.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class GpuDecoder:
         dtype: torch.dtype,
         device: torch.device,
         reduce: Reduce | None = None,
+        decides: bool = True,
     ) -> None:
         self._config = config
         self._dtype = dtype
         self._reduce = reduce
+        self._decides = decides
         self._pdl = launches_dependents(device)
         self._linear = GpuLinear(device, dtype)
         self._block = math.gcd(config.intermediate_size, INTERLEAVE)
@@ -86,7 +89,7 @@ class GpuDecoder:
             ]
             for layer in self._layers
         ]
-        if len(self._head.lm_head):  # of several ranks only the first has one
+        if self._decides:
             chain.append([("none", self._head.lm_head)])
         with torch.inference_mode():
             self._linear.tune(chain, self._block, rows)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ...engine_core.model_config import ModelConfig
-from ..weights import Checkpoint, RandomTensors, TensorSource
+from ..weights import Checkpoint, RandomTensors, TensorSource, WholeTensors
 from .cpu_decoder import NativeDecoder, supports_cpu_kernels
 from .decoder_weights import IGNORABLE
 from .model import Model, Reduce
@@ -17,10 +17,13 @@ LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 
 class Share(NamedTuple):
-    """One rank's part of a model: what it takes of every tensor, and how partial sums meet."""
+    """One rank's part of a model: what it takes of every tensor, how partial sums meet, and
+    whether it is the rank that computes logits.
+    """
 
-    cut: Callable[[TensorSource], TensorSource]
+    cut: Callable[[WholeTensors], TensorSource]
     reduce: Reduce
+    decides: bool
 
 
 def load_model(
@@ -52,20 +55,21 @@ def load_model(
 
 
 def _build(
-    source: TensorSource,
+    whole: WholeTensors,
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
     native: bool,
     share: Share | None,
 ) -> Model:
+    source = whole if share is None else share.cut(whole)
     reduce = None if share is None else share.reduce
-    source = source if share is None else share.cut(source)
     if native and supports_cpu_kernels(config, dtype, device):
         return NativeDecoder(source, config)
     if native and device.type == "cuda":
         # Loads triton, which machines without a GPU need not have.
         from .gpu_decoder import GpuDecoder
 
-        return GpuDecoder(source, config, dtype, device, reduce)
+        decides = share is None or share.decides
+        return GpuDecoder(source, config, dtype, device, reduce, decides)
     return TorchDecoder(source, config, dtype, device, reduce)

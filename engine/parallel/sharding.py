@@ -3,7 +3,7 @@
 import torch
 
 from ...engine_core.model_config import ModelConfig
-from ..weights import TensorSource
+from ..weights import WholeTensors
 
 _OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # each rank has some outputs
 _INPUTS = ("o_proj", "down_proj")  # each rank has some inputs; the outputs are summed
@@ -19,7 +19,7 @@ class ShardedTensors:
     is rank 0's alone, which needs all logits to decide tokens: elsewhere it has no rows.
     """
 
-    def __init__(self, source: TensorSource, model: ModelConfig, rank: int, size: int) -> None:
+    def __init__(self, source: WholeTensors, model: ModelConfig, rank: int, size: int) -> None:
         self._source = source
         self._model = model
         self._rank = rank
@@ -34,12 +34,10 @@ class ShardedTensors:
         *_, module, kind = ("", *name.split("."))
         if module in _OUTPUTS:
             begin, whole = self._outputs(module, shape[0])
-            tensor = self._source.take(name, (whole, *shape[1:]))
-            return tensor[begin : begin + shape[0]].clone()
+            return self._source.part(name, (whole, *shape[1:]), 0, begin, shape[0])
         if module in _INPUTS and kind == "weight":
             whole = shape[1] * self._size
-            tensor = self._source.take(name, (shape[0], whole))
-            return tensor[:, self._rank * shape[1] : (self._rank + 1) * shape[1]].clone()
+            return self._source.part(name, (shape[0], whole), 1, self._rank * shape[1], shape[1])
         tensor = self._source.take(name, shape)
         if self._rank and module in _INPUTS:
             return torch.zeros_like(tensor)

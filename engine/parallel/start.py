@@ -6,7 +6,7 @@ from ...engine_core.worker import WorkerFailed
 from ..build import Site, load_rank, make_worker
 from ..device_memory import DeviceMemory
 from ..models import GpuModel, Share
-from ..weights import TensorSource
+from ..weights import TensorSource, WholeTensors
 from ..worker import EngineWorker
 from .bounded import unless
 from .group import Group
@@ -61,9 +61,9 @@ def _join(group: Group, ranks: Ranks) -> None:
 
 
 def share_of(site: Site, group: Group) -> Share:
-    """What this rank takes of the weights, and how it sums with the others."""
+    """What this rank takes of the weights, how it sums with the others, whether it decides."""
 
-    def cut(source: TensorSource) -> TensorSource:
+    def cut(source: WholeTensors) -> TensorSource:
         return ShardedTensors(source, site.whole, group.rank, group.size)
 
-    return Share(cut, group.reduce)
+    return Share(cut, group.reduce, group.leads)

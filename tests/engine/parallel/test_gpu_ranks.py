@@ -1,12 +1,16 @@
 """Steps of the GPU path over ranks (threads here): rank 0's decisions hold on all of them."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from outrider.engine.gemm_timer import Layer
 from outrider.engine.models import Model
+from outrider.engine.models.gpu_decoder import GpuDecoder
+from outrider.engine.models.gpu_linear import GpuLinear
 from outrider.engine.parallel.sharding import ShardedTensors
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core.ids import i32
@@ -15,6 +19,7 @@ from outrider.engine_core.plan import StepResult
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.engine_core.tensor_parallel import shard_model
 
+from ..checkpoints import save
 from ..driver import Drafts, Driver
 from ..gpu.gpu_driver import DEVICE, GpuDriver
 from ..test_step import GREEDY, PROMPT, VOCAB, random_tree
@@ -100,3 +105,26 @@ def test_chains_beside_a_prompt(folder: Path, reference: tuple[Model, ModelConfi
     first, second = Meeting(2).run(work)
     assert first == second
     assert first[0] == [*expected[1:5], expected[0]]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_is_measured_where_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    save("qwen3-tied-bias", tmp_path, tie_word_embeddings=tied)
+    config = load_model_config(tmp_path)
+    share = shard_model(config, 2)
+    assert isinstance(share, ModelConfig)
+    widths: list[set[int]] = []
+
+    def tune(linear: GpuLinear, chain: Sequence[Layer], block: int, rows: object) -> None:
+        widths.append({len(weight) for layer in chain for _, weight in layer})
+
+    monkeypatch.setattr(GpuLinear, "tune", tune)
+    for rank in range(2):
+        source = ShardedTensors(Checkpoint(tmp_path), config, rank, 2)
+        model = GpuDecoder(source, share, torch.float32, DEVICE, lambda x: x, rank == 0)
+        model.tune([1])
+    first, second = widths
+    assert first == second | {config.vocab_size}
+    assert config.vocab_size not in second

@@ -11,7 +11,7 @@ from outrider.engine.models import Share, load_model
 from outrider.engine.parallel.cpu_steps import FollowerRunner, share_decisions
 from outrider.engine.parallel.sharding import ShardedTensors
 from outrider.engine.step import StepRunner
-from outrider.engine.weights import RandomTensors, TensorSource
+from outrider.engine.weights import RandomTensors, TensorSource, WholeTensors
 from outrider.engine_core.model_config import ModelConfig, load_model_config
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.engine_core.tensor_parallel import shard_model
@@ -42,11 +42,11 @@ def share_of(config: ModelConfig, ranks: int) -> ModelConfig:
 
 
 def rank_driver(folder: Path, config: ModelConfig, rank: LocalRank) -> Driver:
-    def cut(source: TensorSource) -> TensorSource:
+    def cut(source: WholeTensors) -> TensorSource:
         return ShardedTensors(source, config, rank.rank, rank.size)
 
     share = share_of(config, rank.size)
-    model = load_model(folder, share, torch.float32, CPU, share=Share(cut, rank.reduce))
+    model = load_model(folder, share, torch.float32, CPU, share=Share(cut, rank.reduce, rank.leads))
     driver = Driver(model, share)
     kind = StepRunner if rank.leads else FollowerRunner
     driver.runner = kind(
@@ -121,11 +121,14 @@ def test_random_weights_are_shares_of_one_model(tmp_path: Path) -> None:
         all_of_it, first, second = take(name, shape, cut)
         if cut is not None:
             assert torch.equal(torch.cat((first, second), cut), all_of_it), name
+            assert first.untyped_storage().nbytes() == first.nbytes, "it keeps its part alone"
         else:
             assert torch.equal(first, all_of_it), name
             is_norm = name.endswith("norm.weight")
             assert torch.equal(second, all_of_it) if is_norm else not second.any(), name
     assert not ranks[1].has("lm_head.weight")
+    # All parts are cut out of one place.
+    assert [len(source._scratch) for source in sources] == [0, *[max(q, inner) * hidden] * 2]
 
 
 def test_a_rank_with_another_batch_is_noticed(tmp_path: Path) -> None:
