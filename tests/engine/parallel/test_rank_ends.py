@@ -114,11 +114,12 @@ def test_a_rank_that_cannot_start_is_an_error(
 def test_a_rank_that_ends_before_the_ranks_meet_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, killed = rank_processes.Ranks.send, []
+    send = rank_processes.Ranks.send
+    killed: list[tuple[int, float]] = []
 
     def kill(ranks: rank_processes.Ranks, message: ToRank) -> None:
         if isinstance(message, OpenPool) and not killed:
-            killed.extend([*ranks.pids, time.monotonic()])
+            killed.append((ranks.pids[0], time.monotonic()))
             os.kill(ranks.pids[0], signal.SIGKILL)
         send(ranks, message)
 
@@ -126,7 +127,7 @@ def test_a_rank_that_ends_before_the_ranks_meet_is_named(
     config = tiny_config(folder, tp_size=2)
     with pytest.raises(WorkerFailed, match=r"rank 1 \(process \d+\).*killed by signal 9") as error:
         build_worker(config)
-    pid, when = killed
+    ((pid, when),) = killed
     assert time.monotonic() - when < 5.0
     assert str(pid) in str(error.value)
     # What still waits for the rank is in nobody's way.
