@@ -19,8 +19,8 @@ import zmq
 
 from ...engine_core.plan import HostDrafts, StepPlan
 from ...engine_core.refusal import RefusedError
-from ..build import find_site, load_rank, make_worker
 from ..device_memory import DeviceMemory
+from ..rank_worker import find_site, load_rank, make_worker
 from ..worker import EngineWorker, GraphWorker
 from .group import Group
 from .messages import (

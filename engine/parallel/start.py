@@ -3,9 +3,9 @@
 import msgspec
 
 from ...engine_core.worker import WorkerFailed
-from ..build import Site, load_rank, make_worker
 from ..device_memory import DeviceMemory
 from ..models import GpuModel, Share
+from ..rank_worker import Site, load_rank, make_worker
 from ..weights import TensorSource, WholeTensors
 from ..worker import EngineWorker
 from .bounded import unless

@@ -206,7 +206,7 @@ def test_a_model_that_cannot_fit_is_refused(free: float, fraction: float, words:
 def test_an_engine_takes_what_was_planned(
     fields: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.engine.build.free_memory", lambda: 8 * GIB)
+    monkeypatch.setattr("outrider.engine.rank_worker.free_memory", lambda: 8 * GIB)
     config = EngineConfig(model="pycoder", device="cpu", num_threads=1, **fields)  # type: ignore[arg-type]
     placement = ON_CPU._replace(mem_fraction=config.mem_fraction_static or 0.5)
     plan = fits(PYCODER, placement, 8 * GIB, **fields)
