@@ -11,6 +11,7 @@ import torch
 
 from ..engine_core.config import EngineConfig, refuse_config
 from ..engine_core.device_config import Placement, place
+from ..engine_core.host_memory import free_memory
 from ..engine_core.memory_parts import CONTEXT_BYTES, OVERRUN_TOKENS
 from ..engine_core.memory_plan import MemoryPlan, plan_memory
 from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
@@ -22,7 +23,6 @@ from ..engine_core.worker import WorkerInfo
 from .agreement import Ranks
 from .device_memory import DeviceMemory
 from .future_map import FutureMap
-from .host_memory import free_memory
 from .kv_pool import KVPool
 from .measure import StepTimer
 from .models import GpuModel, LoadFormat, Model, Share, load_model

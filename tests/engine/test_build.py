@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.build import build_worker
-from outrider.engine.host_memory import free_memory
+from outrider.engine_core.host_memory import free_memory
 from outrider.engine_core.refusal import RefusedError
 
 from .cores import running_engine, tiny_config

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.build import build_worker
-from outrider.engine.host_memory import free_memory
 from outrider.engine.parallel.worker import ParallelWorker
 from outrider.engine.worker import EngineWorker
 from outrider.engine_core.device_config import Placement
+from outrider.engine_core.host_memory import free_memory
 from outrider.engine_core.memory_plan import MemoryPlan, plan_memory
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.safetensors_header import tensor_dtypes
