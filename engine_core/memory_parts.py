@@ -47,37 +47,71 @@ class StepSize(NamedTuple):
 
 
 def activation_bytes(model: ModelConfig, size: StepSize, item: int, on_cuda: bool) -> int:
-    """Tensors of a forward pass; ``item``: bytes of an element of the computation type.
+    """Memory of steps of up to ``size``, launched one by one in any order of sizes.
+
+    ``item``: bytes of an element of the computation type. A CPU gives back what a step frees, so
+    there it is the tensors of the largest step. torch's CUDA allocator keeps it, and blocks of a
+    short prefill are too small for a longer one's, which takes new ones beside them: steps that
+    double leave the largest's blocks, half of them, a quarter and so on, less than twice the
+    largest's altogether. Twice is planned.
+
+    Sizes that grow in smaller steps (a full chunk beside one more decoding request each time)
+    fill what is there, except that the widest tensor needs a new block whenever it has grown by
+    2 MiB. Enough of them would exceed any plan; but when a new block cannot be had, torch gives
+    back those that nothing lies in and asks again. So with twice the largest's no step fails, if
+    its own tensors and the blocks that they lie in take no more: in blocks that fit badly they are
+    below 1.25 times a single step's (``tests/engine_core/test_mixed_steps.py`` searches for worse).
+    """
+    if on_cuda:
+        return 2 * _step_bytes(model, size, item) + _split_bytes(model)
+    stream, attention, mlp = _phases(model, size.tokens, item)
+    head = size.nodes * model.vocab_size * item
+    logits = size.nodes * model.vocab_size * 4
+    return max(stream + max(attention, mlp), stream + logits + (head if item != 4 else 0))
+
+
+def _phases(model: ModelConfig, tokens: int, item: int) -> tuple[int, int, int]:
+    """Tensors of a forward pass: of all layers, of attention, of the MLP.
 
     A layer holds the stream and its norm (2 hidden a token) through two phases: qkv and query,
-    then gate_up and their product; or the sum and norm behind either. After the layers come
-    hidden rows and logits. On a CPU the largest of the three counts. torch's CUDA allocator cuts a
-    large block up but joins no two, so there the phases, with the context that follows qkv, add
-    up, except logits that fit a block of gate_up.
+    then gate_up and their product; or the sum and norm behind either.
     """
     hidden, inner = model.hidden_size, model.intermediate_size
     qkv = model.q_size + 2 * model.kv_size
-    stream = 2 * hidden * size.tokens * item
-    attention = max(qkv + model.q_size, 2 * hidden + model.q_size) * size.tokens * item
-    gate_up = 2 * inner * size.tokens * item
-    mlp = max(3 * inner, 2 * hidden + inner) * size.tokens * item
+    attention = max(qkv + model.q_size, 2 * hidden + model.q_size)
+    mlp = max(3 * inner, 2 * hidden + inner)
+    return 2 * hidden * tokens * item, attention * tokens * item, mlp * tokens * item
+
+
+def _step_bytes(model: ModelConfig, size: StepSize, item: int) -> int:
+    """What grows with a step's tokens of the blocks that it takes of an empty CUDA pool.
+
+    torch's allocator cuts a large block up but joins no two, so the phases, with the context that
+    follows qkv, add up, as do hidden rows and logits, except logits that fit a block of gate_up.
+    """
+    stream, attention, mlp = _phases(model, size.tokens, item)
+    in_attention = 3 * model.q_size + 2 * model.kv_size  # qkv, query and context
+    attention = max(attention, in_attention * size.tokens * item)
     head = size.nodes * model.vocab_size * item
-    if not on_cuda:
-        logits = size.nodes * model.vocab_size * 4
-        return max(stream + max(attention, mlp), stream + logits + (head if item != 4 else 0))
-    splits = _SPLIT_PROGRAMS * _SPLIT_ROWS * (model.head_dim + 1) * 4
+    gate_up = 2 * model.intermediate_size * size.tokens * item
     beyond = 0 if head <= gate_up else head
     search = size.nodes * _SAMPLE_BYTES
-    attention = max(attention, (qkv + 2 * model.q_size) * size.tokens * item)
-    return stream + attention + splits + mlp + beyond + search + _TOKEN_BYTES * size.tokens
+    return stream + attention + mlp + beyond + search + _TOKEN_BYTES * size.tokens
+
+
+def _split_bytes(model: ModelConfig) -> int:
+    return _SPLIT_PROGRAMS * _SPLIT_ROWS * (model.head_dim + 1) * 4
 
 
 def graph_bytes(config: EngineConfig, model: ModelConfig, width: int, item: int) -> int:
-    """All graphs' shared pool, filled by the largest, and the driver's record of their kernels."""
+    """All graphs' shared pool and the driver's record of their kernels.
+
+    The largest is captured first, and the others find its blocks.
+    """
     if config.disable_cuda_graph:
         return 0
     rows = _graph_rows(config)
-    pool = activation_bytes(model, StepSize(rows * width, rows * width), item, True)
+    pool = _step_bytes(model, StepSize(rows * width, rows * width), item) + _split_bytes(model)
     return pool + _SEGMENT + _record_bytes(model, rows, width)
 
 

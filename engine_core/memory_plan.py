@@ -24,8 +24,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     latter with the sink page, which ``num_pages`` leaves out. For the other parts see
     :mod:`.memory_parts`: ``context_bytes`` the driver's context and the kernels' code, for several
     ranks NCCL's buffers too; ``loading_bytes`` copies while weights are loaded, which are gone
-    before the pool is made, ``activation_bytes`` the largest step launched kernel by kernel (a
-    prefill chunk beside verify rows of all requests), ``graph_bytes`` the CUDA graphs,
+    before the pool is made, ``activation_bytes`` steps launched kernel by kernel, of sizes up to
+    the largest (a prefill chunk beside verify rows of all requests) in any order, ``graph_bytes``
+    the CUDA graphs,
     ``state_bytes`` page table, slots,
     requests' text for drafts on the device and rotary table, ``workspace_bytes`` those of matmuls,
     ``allocator_bytes`` unused ends of segments. ``total_bytes``: the peak, whichever is higher of
@@ -155,7 +156,7 @@ def memory_parts(plan: MemoryPlan) -> tuple[tuple[str, int], ...]:
         ("weights", plan.weight_bytes),
         ("draft weights", plan.draft_weight_bytes),
         ("KV pool", plan.kv_bytes),
-        ("activations, at most", plan.activation_bytes),
+        ("activations", plan.activation_bytes),
         ("CUDA graphs", plan.graph_bytes),
         ("state", plan.state_bytes),
         ("workspaces", plan.workspace_bytes),

@@ -74,7 +74,8 @@ def test_qwen3_8b_by_hand() -> None:
     # A token: stream and norm; qkv, query and context; gate_up and their product; ids and slots.
     token = 2 * (2 * 4096 + (6144 + 2 * 4096) + 3 * 12_288) + 64
     logits = nodes * (151_936 * 2 + 52 * 2048 + 4096)
-    assert plan.activation_bytes == (512 + nodes) * token + splits + logits
+    # Twice, for what smaller steps leave behind.
+    assert plan.activation_bytes == 2 * ((512 + nodes) * token + logits) + splits
     # 9 sizes of up to 48 rows with 1 + 6 sizes of up to 12 tokens, greedy and sampling, 380
     # kernels each.
     kernels = 2 * 9 * 7 * 380 * 4096
@@ -158,7 +159,7 @@ def test_a_rank_of_qwen3_8b_by_hand() -> None:
             {"max_running_requests": 4096, "speculative_algorithm": "NGRAM"},
             139,
             "mem_fraction_static",
-            r"need 263\.\d+ GiB, but 139\.000 GiB are free: .*weights 15\.256 GiB.*"
+            r"need 287\.\d+ GiB, but 139\.000 GiB are free: .*weights 15\.256 GiB.*"
             r"CUDA graphs 24\..*; lower it, --max-total-tokens, --max-running-requests, "
             "--chunked-prefill-size or --cuda-graph-max-bs",
         ),
@@ -166,7 +167,7 @@ def test_a_rank_of_qwen3_8b_by_hand() -> None:
             {"max_total_tokens": 40_000, "chunked_prefill_size": -1},
             24,
             "mem_fraction_static",
-            r"need 2\d\.\d+ GiB, but 24\.000 GiB are free: .*activations",
+            r"need 30\.\d+ GiB, but 24\.000 GiB are free: .*activations 8\.\d+ GiB",
         ),
     ],
 )
