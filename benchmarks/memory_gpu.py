@@ -29,7 +29,7 @@ from outrider.engine_core.memory_report import MemoryReport
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.refusal import RefusedError
 from outrider.engine_core.sampling_params import SamplingParams
-from outrider.frontend.commands.plan import gpu_memory, make_plan
+from outrider.frontend.commands.plan import gpu_free_memory, make_plan
 
 # As one would type it: results name it.
 QWEN = os.path.relpath(Path(__file__).parent / "configs" / "qwen3-8b")
@@ -168,7 +168,7 @@ def device_in_use() -> int:
 
 def measured(name: str, wanted: EngineConfig) -> dict[str, object]:
     """One case's row."""
-    idle, free = device_in_use(), gpu_memory()
+    idle, free = device_in_use(), gpu_free_memory()
     (done,) = child([wanted])
     if done.memory is None:
         raise RuntimeError(f"{name}: {done.refused or 'there is no CUDA device'}")

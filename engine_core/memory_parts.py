@@ -57,10 +57,11 @@ def activation_bytes(model: ModelConfig, size: StepSize, item: int, on_cuda: boo
 
     Sizes that grow in smaller steps (a full chunk beside one more decoding request each time)
     fill what is there, except that the widest tensor needs a new block whenever it has grown by
-    2 MiB. Enough of them would exceed any plan; but when a new block cannot be had, torch gives
-    back those that nothing lies in and asks again. So with twice the largest's no step fails, if
-    its own tensors and the blocks that they lie in take no more: in blocks that fit badly they are
-    below 1.25 times a single step's (``tests/engine_core/test_mixed_steps.py`` searches for worse).
+    2 MiB. Enough of them hold more than any plan; but when a new block cannot be had, torch gives
+    back the segments that nothing lies in and asks again. What must stay is a step's tensors and
+    the segments that they lie in: badly placed, below 1.25 times a single step's in all orders
+    that ``tests/engine_core/test_mixed_steps.py`` tries. So twice is what steps can count on, not
+    the most that torch keeps while the device has room.
     """
     if on_cuda:
         return 2 * _step_bytes(model, size, item) + _split_bytes(model)

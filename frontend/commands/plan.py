@@ -5,77 +5,91 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import msgspec
-
 from ...engine_core.config import EngineConfig
-from ...engine_core.device_config import place
+from ...engine_core.device_config import Device, place
+from ...engine_core.host_memory import free_memory
 from ...engine_core.memory_plan import GIB, MemoryPlan, memory_parts, plan_memory
 from ...engine_core.model_config import ModelConfigError, load_model_config
-from ...engine_core.model_path import resolve_model
+from ...engine_core.model_path import ModelNotFound, resolve_model
 from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.safetensors_header import HeaderError, tensor_dtypes
-from ..errors import OutriderError
 from ..flags import UsageError, add_engine_flags, resolve_engine
+from ..json_file import JsonFile
 
 _QUERY = ["--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
 _QUERY_TIMEOUT_S = 20.0
+_MOST_GIB = 1 << 20
 
 
 def main(args: list[str]) -> int:
     """Print the plan of a configuration; a RefusedError says with numbers why it does not fit."""
     parser = argparse.ArgumentParser(
         prog="outrider plan",
-        usage="outrider plan --model MODEL [--gpu-memory GIB] [--json FILE] [flags]",
-        description="Show what weights, KV pool and buffers would take of the device's memory.",
+        usage="outrider plan --model MODEL [--gpu-memory GIB | --memory GIB] [--json FILE] [flags]",
+        description="Show what weights, KV pool and buffers would take of the device's memory. "
+        "Without --device: CUDA if --gpu-memory is given or there is a GPU, else the CPU.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        *("--gpu-memory", "--memory"),
+    memory = parser.add_mutually_exclusive_group()
+    memory.add_argument(
+        "--gpu-memory",
         type=_gib,
         metavar="GIB",
-        dest="memory",
-        help="free memory of the device in GiB (default: what nvidia-smi says of GPU 0)",
+        help="plan for a GPU with so much free memory (default: what nvidia-smi says of GPU 0)",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the plan here")
+    memory.add_argument(
+        "--memory",
+        type=_gib,
+        metavar="GIB",
+        help="plan for a CPU with so much free memory (default: this machine's)",
+    )
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the plan here; -: to standard output, and the table to standard error",
+    )
     add_engine_flags(parser)
     namespace = parser.parse_args(args)
-    plan = make_plan(resolve_engine(namespace), namespace.memory)
-    if namespace.json is not None:
-        encoded = msgspec.json.format(msgspec.json.encode(plan))
-        Path(namespace.json).write_bytes(encoded + b"\n")
-    print(plan_table(plan))
+    config = resolve_engine(namespace)
+    for flag, given, other in (
+        ("--gpu-memory", namespace.gpu_memory, "cpu"),
+        ("--memory", namespace.memory, "cuda"),
+    ):
+        if given is not None and config.device == other:
+            right = "--memory" if other == "cpu" else "--gpu-memory"
+            raise UsageError(f"{flag}: is not for --device {other}, whose flag is {right}")
+    target = JsonFile("--json", namespace.json)
+    plan = make_plan(config, namespace.gpu_memory, namespace.memory)
+    target.write_beside(plan, plan_table(plan))
     return 0
 
 
-def make_plan(config: EngineConfig, memory: int | None) -> MemoryPlan:
-    """The plan on a device with ``memory`` free bytes; None: ask nvidia-smi.
+def make_plan(
+    config: EngineConfig, gpu_memory: int | None = None, memory: int | None = None
+) -> MemoryPlan:
+    """The plan on a GPU with ``gpu_memory`` free bytes, or on a CPU with ``memory``.
 
-    ``device`` auto means CUDA here, unless no GPU was found. Raises RefusedError, UsageError,
-    ModelNotFound, and OutriderError for a model folder that cannot be read.
+    At most one is given, and fits ``config.device``. With neither the GPU or the machine is asked;
+    ``device`` auto then means CUDA if a GPU answers. Raises RefusedError as starting would, and
+    UsageError for CUDA without a GPU that could be asked.
     """
-    if memory is None and config.device != "cpu":
-        memory = gpu_memory()
-    if memory is None:
-        raise UsageError("--gpu-memory: no GPU to ask; give the device's free memory in GiB")
-    folder = resolve_model(config.model, config.revision)
     try:
+        folder = resolve_model(config.model, config.revision)
         model = load_model_config(folder)
-    except ModelConfigError as error:
-        raise RefusedError(Refused("model", str(error))) from None
-    try:
-        stored = {} if config.load_format == "dummy" else tensor_dtypes(folder)
-    except HeaderError as error:
-        raise OutriderError(str(error)) from None
-    placement = place(config, True, model.torch_dtype)
+        stored = {} if config.load_format == "dummy" else _stored_types(folder)
+    except (ModelNotFound, ModelConfigError, HeaderError) as error:
+        raise RefusedError(Refused("model", str(error).removeprefix("model: "))) from None
+    device, free = _device(config, gpu_memory, memory)
+    placement = place(config, device == "cuda", model.torch_dtype)
     if isinstance(placement, Refused):
         raise RefusedError(placement)
-    plan = plan_memory(config, model, stored, placement, memory)
+    plan = plan_memory(config, model, stored, placement, free)
     if isinstance(plan, Refused):
         raise RefusedError(plan)
     return plan
 
 
-def gpu_memory() -> int | None:
+def gpu_free_memory() -> int | None:
     """Free bytes of GPU 0; None without an nvidia-smi that answers."""
     command = shutil.which("nvidia-smi")
     if command is None:
@@ -90,12 +104,9 @@ def gpu_memory() -> int | None:
 
 
 def plan_table(plan: MemoryPlan) -> str:
-    """The plan as lines of text, sizes in GiB."""
-    notes = {
-        "KV pool": f"  {plan.num_tokens:,} tokens, {plan.num_pages:,} pages",
-        "CUDA graphs": "" if plan.graph_bytes else "  (none)",
-    }
-    rows = [(name, size, notes.get(name, "")) for name, size in memory_parts(plan)]
+    """The plan as lines of text, sizes in GiB; what is not there has no line."""
+    notes = {"KV pool": f"  {plan.num_tokens:,} tokens, {plan.num_pages:,} pages"}
+    rows = [(name, size, notes.get(name, "")) for name, size in memory_parts(plan) if size]
     rows += [
         ("peak", plan.total_bytes, f"  {plan.total_bytes / plan.free_bytes:.1%} of free"),
         ("free", plan.free_bytes, f"  weights and KV may take {plan.mem_fraction:g} of it"),
@@ -113,8 +124,36 @@ def plan_table(plan: MemoryPlan) -> str:
     return "\n".join(lines)
 
 
+def _stored_types(folder: Path) -> dict[str, str]:
+    """Raises HeaderError, also for a folder without a checkpoint, which cannot be started."""
+    stored = tensor_dtypes(folder)
+    if not stored:
+        raise HeaderError(
+            f"{folder}: no tensors in model.safetensors, nor by model.safetensors.index.json; only "
+            "safetensors checkpoints are supported; use --load-format dummy to plan on config.json "
+            "alone"
+        )
+    return stored
+
+
+def _device(config: EngineConfig, gpu: int | None, memory: int | None) -> tuple[Device, int]:
+    """The device that is planned for, and its free bytes. Raises UsageError."""
+    if gpu is None and memory is None and config.device != "cpu":
+        gpu = gpu_free_memory()
+        if gpu is None and config.device == "cuda":
+            raise UsageError(
+                "--gpu-memory: no GPU to ask; give a GPU's free memory in GiB, or use --device cpu"
+            )
+    if gpu is not None:
+        return "cuda", gpu
+    return "cpu", free_memory() if memory is None else memory
+
+
 def _gib(text: str) -> int:
-    value = float(text)
-    if not 0.0 < value < 2**30:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of GiB, got {text!r}") from None
+    if not 0.0 < value <= _MOST_GIB:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most {_MOST_GIB} GiB, got {text}")
     return int(value * GIB)

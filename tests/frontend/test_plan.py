@@ -20,11 +20,14 @@ def run(*args: str) -> int:
     return cli.main(["plan", *args])
 
 
+DUMMY = ["--model", str(QWEN), "--load-format", "dummy"]
+
+
 def test_a_configuration_alone_is_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "plan.json"
-    assert run("--model", str(QWEN), "--gpu-memory", "139", "--json", str(file)) == 0
+    assert run(*DUMMY, "--gpu-memory", "139", "--json", str(file)) == 0
     text = capsys.readouterr().out
     found = json.loads(file.read_text())
     assert found["weight_bytes"] == 16_381_470_720
@@ -33,40 +36,123 @@ def test_a_configuration_alone_is_planned(
     assert "CUDA context and kernels       0.586 GiB" in text
     assert "copies while loading" in text
     assert "147,456 bytes" in text
+    assert "draft weights" not in text, "there are none"
+
+
+def test_a_dash_is_standard_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("--model", "pycoder", "--memory", "8", "--json", "-") == 0
+    written = capsys.readouterr()
+    assert json.loads(written.out)["device"] == "cpu"
+    assert "pycoder in float32 on cpu" in written.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_named_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "make_plan", lambda *args: pytest.fail("it was planned"))
+    for path in (tmp_path, tmp_path / "none" / "plan.json"):
+        assert run("--model", "pycoder", "--memory", "8", "--json", str(path)) == 2
+        assert "--json: cannot write" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_ends_with_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--model", str(QWEN), "--gpu-memory", "16") == 2
+    assert run(*DUMMY, "--gpu-memory", "16") == 2
     assert "beside 15.256 GiB of weights" in capsys.readouterr().err
-    assert run("--model", "pycoder", "--device", "cpu", "--memory", "1", "--dtype", "float16") == 2
-    assert "a CPU computes in float32" in capsys.readouterr().err
-    assert run("--model", "pycoder") == 2
-    assert "--gpu-memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["-1", "0", "inf", "1e30", "nan"])
+def test_the_bounds_of_memory_are_named(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--gpu-memory", "--memory"):
+        with pytest.raises(SystemExit) as ended:
+            run("--model", "pycoder", flag, text)
+        assert ended.value.code == 2
+        expected = f"argument {flag}: must be above 0 and at most 1048576 GiB, got {text}"
+        assert expected in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        run("--model", "pycoder", "--gpu-memory", "-1")
+        run("--model", "pycoder", "--memory", "much")
+    assert "must be a number of GiB, got 'much'" in capsys.readouterr().err
 
 
-def test_an_unsupported_architecture_is_the_command_lines_fault(
+@pytest.mark.parametrize(
+    ("args", "device"),
+    [
+        ([], "cpu"),
+        (["--device", "cpu"], "cpu"),
+        (["--memory", "8"], "cpu"),
+        (["--device", "cpu", "--memory", "8"], "cpu"),
+        (["--gpu-memory", "24"], "cuda"),
+        (["--device", "cuda", "--gpu-memory", "24"], "cuda"),
+    ],
+)
+def test_without_a_gpu(
+    args: list[str],
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(plan, "free_memory", lambda: 8 << 30)
+    assert run("--model", "pycoder", *args) == 0
+    text = capsys.readouterr().out
+    assert f" on {device}," in text
+    assert ("CUDA" in text) == (device == "cuda")
+    assert ("8.000 GiB  weights and KV may take 0.5 of it" in text) == (device == "cpu")
+
+
+@pytest.mark.parametrize(
+    ("args", "device"),
+    [([], "cuda"), (["--device", "cpu"], "cpu"), (["--memory", "8"], "cpu")],
+)
+def test_with_a_gpu(
+    args: list[str], device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 24000\n")
+    tool.chmod(0o755)
+    assert run("--model", "pycoder", *args) == 0
+    assert f" on {device}," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--device", "cuda"], "--gpu-memory: no GPU to ask; give a GPU's free memory in GiB"),
+        (["--device", "cpu", "--gpu-memory", "8"], "is not for --device cpu, whose flag is"),
+        (["--device", "cuda", "--memory", "8"], "whose flag is --gpu-memory"),
+        (["--device", "cpu", "--memory", "1", "--dtype", "float16"], "a CPU computes in float32"),
+        (["--disable-cuda-graph"], "a CPU has no CUDA graphs"),
+    ],
+)
+def test_devices_that_contradict(
+    args: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--model", "pycoder", *args) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_model_is_looked_at_before_the_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = json.loads((QWEN / "config.json").read_text()) | {"architectures": ["Mamba"]}
-    (tmp_path / "config.json").write_text(json.dumps(made))
-    assert run("--model", str(tmp_path), "--gpu-memory", "139") == 2
-    assert "'Mamba' is not supported" in capsys.readouterr().err
+    def refused(folder: Path, *args: str) -> str:
+        assert run("--model", str(folder), "--device", "cuda", *args) == 2
+        return capsys.readouterr().err
 
-
-def test_the_embedded_model_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--model", "pycoder", "--device", "cpu", "--memory", "8") == 0
-    assert "pycoder in float32 on cpu" in capsys.readouterr().out
-
-
-def test_a_folder_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_bytes((QWEN / "config.json").read_bytes())
+    assert "error: model: " in refused(tmp_path / "none")
+    assert "has no config.json" in refused(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text("{")
+    assert "config.json" in refused(tmp_path)
+    made = json.loads((QWEN / "config.json").read_text())
+    config.write_text(json.dumps(made | {"architectures": ["Mamba"]}))
+    assert "'Mamba' is not supported" in refused(tmp_path)
+    config.write_text(json.dumps(made))
+    assert "use --load-format dummy" in refused(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"short")
-    args = ["--model", str(tmp_path), "--gpu-memory", "139"]
-    assert run(*args) == 1
-    assert "not a safetensors file" in capsys.readouterr().err
-    assert run(*args, "--load-format", "dummy") == 0
+    assert "not a safetensors file" in refused(tmp_path)
+    assert "no GPU to ask" in refused(tmp_path, "--load-format", "dummy")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +161,7 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixt
 )
 def test_the_gpu_is_asked(tmp_path: Path, script: str, expected: int | None) -> None:
     tool = tmp_path / "nvidia-smi"
-    assert plan.gpu_memory() is None
+    assert plan.gpu_free_memory() is None
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
-    assert plan.gpu_memory() == expected
+    assert plan.gpu_free_memory() == expected
