@@ -6,12 +6,16 @@ standard output, then serves. The end of standard input means that the parent is
 
 import contextlib
 import gc
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import BinaryIO
 
 import msgspec
@@ -26,6 +30,9 @@ from .core_server import CoreServer
 from .wakeup import Wakeup
 
 SIGTERM_DRAIN_S = 4.0  # the parent kills 5 s after its SIGTERM
+# A step that does not end so long after the time for open requests is given up: the parent kills
+# 10 s after it has closed standard input, and what ranks and devices hold takes time to let go.
+STEP_GRACE_S = 3.0
 # The worker gives the GIL up around each torch operation and must get it back at once.
 _SWITCH_INTERVAL_S = 100e-6
 
@@ -36,6 +43,7 @@ class StopRequests:
     def __init__(self, wakeup: Wakeup) -> None:
         self._wakeup = wakeup
         self._drain_s: float | None = None
+        self._asked: SimpleQueue[float] = SimpleQueue()  # a signal handler may put at any point
         self.input_ended = False
         signal.signal(signal.SIGTERM, lambda *_: self._ask(SIGTERM_DRAIN_S))
 
@@ -51,6 +59,19 @@ class StopRequests:
 
         threading.Thread(target=read, name="outrider-stdin", daemon=True).start()
 
+    def when_overdue(self, give_up: Callable[[], None]) -> None:
+        """Call ``give_up`` in a thread ``STEP_GRACE_S`` after what open requests were given."""
+
+        def wait() -> None:
+            deadline = math.inf
+            with contextlib.suppress(Empty):
+                while True:
+                    left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+                    deadline = min(deadline, self._asked.get(timeout=left))
+            give_up()
+
+        threading.Thread(target=wait, name="outrider-overdue", daemon=True).start()
+
     def drain_s(self) -> float | None:
         """Seconds that open requests still have from now on, told once; None: go on."""
         wanted, self._drain_s = self._drain_s, None
@@ -58,6 +79,7 @@ class StopRequests:
 
     def _ask(self, drain_s: float) -> None:
         self._drain_s = drain_s
+        self._asked.put(time.monotonic() + drain_s + STEP_GRACE_S)
         self._wakeup.wake()
 
 
@@ -96,6 +118,9 @@ def _serve(launch: CoreLaunch, stops: StopRequests, wakeup: Wakeup, status_out: 
         gc.collect()
         gc.freeze()
         _answer(status_out, CoreStatus(status="ready", info=engine.info))
+        # The step in progress holds the loop; a failed worker breaks it off.
+        reason = f"a step did not end within {STEP_GRACE_S:g} s of the engine's end"
+        stops.when_overdue(lambda: engine.worker.fail(reason))
         server.run(stops.drain_s)
     except WorkerFailed as error:
         print(f"outrider: {error}", file=sys.stderr, flush=True)

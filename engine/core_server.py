@@ -134,7 +134,8 @@ class CoreServer:
             return self._core.step()
         except WorkerFailed as error:
             reason = str(error)
-            outputs = self._core.fail_all(reason.strip().splitlines()[-1])
+            # What fails is no field of a request: "name: reason" would read as one.
+            outputs = self._core.fail_all(f"the worker failed: {reason.strip().splitlines()[-1]}")
             self._deliver(outputs)
             raise
 

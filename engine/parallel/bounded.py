@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 _POLL_S = 0.05
 
 
-def bounded(work: Callable[[], None], seconds: float) -> bool:
+def bounded(work: Callable[[], object], seconds: float) -> bool:
     """Run ``work`` in a thread; False if it takes longer and is left behind."""
     thread = threading.Thread(target=work, name="outrider-bounded", daemon=True)
     thread.start()

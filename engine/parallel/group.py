@@ -4,17 +4,21 @@ import contextlib
 import datetime
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from .bounded import bounded
+from .patience import rank_timeout_s
 
-# A rank that does not come to a collective within this time is as good as dead. On a GPU the
-# first one waits for matmuls to be measured on every rank; later ones are bounded by their step.
-_TIMEOUT_S = {"cpu": 60.0, "cuda": 600.0}
+# On a GPU the first collective waits for matmuls to be measured on every rank; later ones are
+# bounded by their step.
+_NCCL_TIMEOUT_S = 600.0
+# Rank 0 gives up first: it can ask the others who hangs.
+_FOLLOWERS = 1.5
 
 _LEAVE_S = 3.0
 
@@ -33,6 +37,10 @@ class Group:
         self._nccl = device.type == "cuda"
         self._aborted = threading.Lock()
         self._left = False
+        self._timeout_s = _NCCL_TIMEOUT_S if self._nccl else rank_timeout_s()
+        if not (self._nccl or self.leads):
+            self._timeout_s *= _FOLLOWERS
+        self.late = False  # a collective was given up
 
     @property
     def leads(self) -> bool:
@@ -59,7 +67,7 @@ class Group:
             init_method=f"file://{store}",
             rank=self.rank,
             world_size=self.size,
-            timeout=datetime.timedelta(seconds=_TIMEOUT_S[self._device.type]),
+            timeout=datetime.timedelta(seconds=self._timeout_s),
             device_id=self._device if self._nccl else None,
             # They name the group; else torch counts, and counts joins that failed too.
             _ranks=list(range(self.size)),
@@ -69,17 +77,32 @@ class Group:
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` itself, now the sum over all ranks."""
-        dist.all_reduce(x)
+        with self._in_time():
+            dist.all_reduce(x)
         return x
 
     def agree(self, tensors: Sequence[torch.Tensor]) -> None:
         """Take rank 0's contents over: contiguous int32 tensors, of the same shapes everywhere."""
         joined = torch.cat([tensor.view(-1) for tensor in tensors])
-        dist.broadcast(joined, 0)
+        with self._in_time():
+            dist.broadcast(joined, 0)
         if not self.leads:
             parts = torch.split(joined, [tensor.numel() for tensor in tensors])
             for tensor, part in zip(tensors, parts, strict=True):
                 tensor.view(-1).copy_(part)
+
+    @contextlib.contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Around a collective: RuntimeError in plain words when gloo gives it up."""
+        began = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            if time.monotonic() - began < self._timeout_s:
+                raise
+            self.late = True
+            reason = f"the ranks did not come to a sum or decision within {self._timeout_s:g} s"
+            raise RuntimeError(reason) from error
 
     def abort(self) -> None:
         """Make collectives that wait for a dead rank end, with any result; any thread, once.

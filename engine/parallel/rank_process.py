@@ -1,10 +1,12 @@
 """The process of a rank other than 0: ``python -m outrider.engine.parallel.rank_process``.
 
-Reads one ``RankLaunch`` line from standard input, loads its share and does what rank 0 says. The
-end of standard input means that rank 0 is gone: it ends at once, wherever it is.
+Reads one ``RankLaunch`` line from standard input, loads its share and does what rank 0 says. What
+else comes there it sends back, as a sign of life. The end of standard input means that rank 0 is
+gone: it ends at once, wherever it is.
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import shutil
@@ -47,11 +49,13 @@ from .start import share_of
 
 _LINGER_MS = 1000
 _GONE_S = 0.5
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     """Run the process; returns its exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the frontend's to decide on
+    _go_on_without_rank_0()
     launch = decode_launch(sys.stdin.buffer.readline())
     watcher = _end_with_rank_0(launch)
     context = zmq.Context()
@@ -136,13 +140,20 @@ def _say(socket: "zmq.Socket[bytes]", message: FromRank) -> None:
     socket.send(encode(message))
 
 
+def _go_on_without_rank_0() -> None:
+    """Have a stopped process continued when rank 0 dies, so that it can end and clean up."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)
+
+
 def _end_with_rank_0(launch: RankLaunch) -> threading.Thread:
     """Watch standard input in a thread; a collective that waits for rank 0 must not hold us."""
 
     def read() -> None:
         stdin = sys.stdin.fileno()
-        while os.read(stdin, 4096):
-            pass
+        with contextlib.suppress(OSError):  # broken off is over, too
+            while asked := os.read(stdin, 4096):
+                os.write(stdin, asked)
         folder = Path(launch.store).parent
         if folder.name.startswith("outrider-"):  # as rank 0, which was killed, cannot
             shutil.rmtree(folder, ignore_errors=True)

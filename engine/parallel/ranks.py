@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from ...engine_core.config import EngineConfig
 from ...engine_core.private_dir import make_private_dir
 from ...engine_core.refusal import RefusedError
 from ...engine_core.worker import WorkerFailed
+from .child import RankChild, silent
 from .messages import (
     FromRank,
     RankFailed,
@@ -33,7 +33,6 @@ from .messages import (
 START_TIMEOUT_S = 600.0
 _POLL_MS = 50
 _LAST_WORDS_MS = 200  # what a rank said before it ended may still be on its way
-_KILL_AFTER_S = 5.0
 
 Answer = TypeVar("Answer")
 
@@ -46,8 +45,7 @@ def rank_command() -> list[str]:
 class Ranks:
     """Ranks 1..size-1 of one engine, one process each, each with a ZeroMQ PAIR of its own.
 
-    A rank's standard input stays open: its end means that rank 0 is gone, and the rank ends. All
-    calls come from one thread at a time, but for ``on_lost``'s callback.
+    All calls come from one thread at a time, but for ``find_hung`` and ``on_lost``'s callback.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -55,9 +53,11 @@ class Ranks:
         self._folder = make_private_dir()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: list[RankChild] = []
         self._watchers: list[threading.Thread] = []
         self._ending = False
+        self._ended = False
+        self._asking = threading.Lock()
         self._lost: str | None = None
         self._losing = threading.Lock()
         self._known = threading.Event()
@@ -79,8 +79,12 @@ class Ranks:
         """Process ids, rank 1 first."""
         return [child.pid for child in self._children]
 
+    def names(self) -> str:
+        """All of them, rank 0 too, with their process ids."""
+        return ", ".join([f"rank 0 (process {os.getpid()})", *map(str, self._children)])
+
     def lost(self, wait_s: float = 0.0) -> str | None:
-        """Which rank ended before it was told to, and how; waits that long to learn of one."""
+        """Which rank ended before it was told to, how, or hangs; waits so long to learn of one."""
         self._known.wait(wait_s)
         return self._lost
 
@@ -120,35 +124,51 @@ class Ranks:
         """The next answer of every rank. Raises RefusedError or WorkerFailed for another one."""
         return [self._answer(number, kind) for number in range(len(self._sockets))]
 
+    def find_hung(self, wait_s: float) -> str | None:
+        """``lost``, after each rank was asked for a sign of life: who gives none within ``wait_s``
+        hangs, counts as lost and is killed. Any thread.
+        """
+        with self._asking:
+            if self._lost is None and not self._ended:
+                hung = silent(self._children, wait_s)
+                if hung:
+                    names = " and ".join(map(str, hung))
+                    verb = "hangs" if len(hung) == 1 else "hang"
+                    self._lose(f"{names} {verb}: no sign of life within {wait_s:g} s")
+                for child in hung:
+                    child.kill()
+        return self._lost
+
     def stop(self) -> None:
         """Tell them to end after what they were told before; ``end`` waits for it."""
         self._ending = True
         self.send(Stop())
 
-    def end(self, wait_s: float) -> None:
-        """End them: let them stop within ``wait_s``, then SIGTERM, then SIGKILL. Idempotent."""
+    def end(self, wait_s: float) -> list[str]:
+        """End them: let them stop within ``wait_s``, then SIGKILL. Idempotent.
+
+        The ranks that had to be killed.
+        """
         self._ending = True
+        killed: list[str] = []
         deadline = time.monotonic() + wait_s
         for child in self._children:
-            _await(child, deadline - time.monotonic())
-        for child in self._children:
-            if child.poll() is None:
-                child.terminate()
-        deadline = time.monotonic() + min(wait_s, _KILL_AFTER_S)
-        for child in self._children:
-            _await(child, deadline - time.monotonic())
-            if child.poll() is None:
+            if child.wait(deadline - time.monotonic()) is None:
                 child.kill()
+                killed.append(str(child))
+        for child in self._children:
             child.wait()
-            if child.stdin is not None:
-                with contextlib.suppress(OSError):
-                    child.stdin.close()
+        with self._asking:
+            self._ended = True
+            for child in self._children:
+                child.close()
         for watcher in self._watchers:
             if watcher is not threading.current_thread():
                 watcher.join(1.0)  # one may be busy with what its rank left behind
         if not self._context.closed:
             self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
+        return killed
 
     def _start(self, config: EngineConfig, rank: int) -> None:
         endpoint = f"ipc://{self._folder}/rank{rank}"
@@ -157,35 +177,30 @@ class Ranks:
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.bind(endpoint)
         self._sockets.append(socket)
-        child = subprocess.Popen(
-            rank_command(),
-            stdin=subprocess.PIPE,
-            stdout=2,
-            start_new_session=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )
-        self._children.append(child)
         launch = RankLaunch(config=config, rank=rank, endpoint=endpoint, store=str(self.store))
-        assert child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is reported with its status
-            child.stdin.write(encode_launch(launch))
-            child.stdin.flush()
+        child = RankChild(rank, rank_command(), encode_launch(launch))
+        self._children.append(child)
         watcher = threading.Thread(
-            target=self._watch, args=(rank, child), name=f"outrider-rank{rank}", daemon=True
+            target=self._watch, args=(child,), name=f"outrider-rank{rank}", daemon=True
         )
         self._watchers.append(watcher)
         watcher.start()
 
-    def _watch(self, rank: int, child: "subprocess.Popen[bytes]") -> None:
+    def _watch(self, child: RankChild) -> None:
         status = child.wait()
+        assert status is not None, "it was waited for without a bound"
+        if not self._ending:
+            self._lose(f"{child} ended early: {_describe(status)}")
+
+    def _lose(self, reason: str) -> None:
         with self._losing:
-            if self._ending or self._lost is not None:
+            if self._lost is not None:
                 return
-            self._lost = f"rank {rank} (process {child.pid}) ended early: {_describe(status)}"
+            self._lost = reason
             callback = self._callback
         self._known.set()
         if callback is not None:
-            callback(self._lost)
+            callback(reason)
 
     def _answer(self, number: int, kind: type[Answer]) -> Answer:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -207,11 +222,6 @@ class Ranks:
                 raise WorkerFailed(f"rank {number + 1} failed: {text}")
             case _:
                 raise WorkerFailed(f"rank {number + 1} answered {type(message).__name__}")
-
-
-def _await(child: "subprocess.Popen[bytes]", seconds: float) -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(max(0.0, seconds))
 
 
 def _describe(status: int) -> str:

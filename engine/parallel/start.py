@@ -22,12 +22,12 @@ def start_ranks(site: Site) -> tuple[EngineWorker, DeviceMemory]:
     """A worker over ``site.config.tp_size`` ranks, of which this process is rank 0, and
     the memory of its device.
 
-    Raises RefusedError naming the flag, WorkerFailed when a rank ends while it starts.
+    Raises RefusedError naming the flag or variable, WorkerFailed when a rank ends while it starts.
     """
+    group = Group(0, site.config.tp_size, site.device)
     ranks = Ranks(
         msgspec.structs.replace(site.config, device=site.placement.device, num_threads=site.threads)
     )
-    group = Group(0, site.config.tp_size, site.device)
     try:
         loaded = load_rank(site, share_of(site, group))
         pages = min(site.plan.num_pages, *(rank.num_pages for rank in ranks.gather(RankLoaded)))

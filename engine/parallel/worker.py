@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ...engine_core.config import CoreConfig
@@ -13,9 +14,11 @@ from ..worker import DeviceCounts, EngineWorker, GraphWorker
 from .bounded import bounded
 from .group import Group
 from .messages import Collect, Measure, Prepare, Replay, Reset, ToRank, VerifyWidth
+from .patience import Vigil, rank_timeout_s
 from .ranks import Ranks
 
 _STOP_S = 5.0
+_ANSWER_S = 1.0  # for a sign of life, when something is wrong or over
 # From a rank's end to the end of this process, if what it does by then has not broken off.
 _GRACE_S = 1.0
 _EXPLAIN_S = 0.5  # a collective may break off before the exit status that explains it is known
@@ -26,13 +29,15 @@ class ParallelWorker:
 
     Ranks run the same steps on their shares and take rank 0's decisions over; what they are told
     to collect nobody reads. A rank that ends early fails this worker at once, whatever it is at.
+    One that gives no sign of life (when a call takes long or fails, and at the shutdown) is killed,
+    which is an early end too.
     """
 
     def __init__(self, inner: EngineWorker, ranks: Ranks, group: Group) -> None:
         self._inner = inner
         self._ranks = ranks
         self._group = group
-        self._calling = False
+        self._vigil = Vigil(rank_timeout_s(), ranks.find_hung)
         self._broken = False
         self._closed = False
         self._wake: Callable[[], None] | None = None
@@ -94,7 +99,8 @@ class ParallelWorker:
         if self._closed:
             return
         self._closed = True
-        if self._broken or self._ranks.lost() is not None:
+        self._vigil.close()
+        if self._broken or self._hung() is not None:
             self._ranks.end(0.0)
             bounded(self._group.abort, _GRACE_S)
             bounded(self._inner.shutdown, _GRACE_S)
@@ -102,24 +108,42 @@ class ParallelWorker:
             self._ranks.stop()
             bounded(self._inner.shutdown, _STOP_S)
         self._group.leave()
-        self._ranks.end(_STOP_S)
+        for name in self._ranks.end(_STOP_S):
+            print(f"outrider: {name} did not end within {_STOP_S:g} s", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def _everywhere(self, message: ToRank) -> Iterator[None]:
         """Rank 0's part of what all ranks are told to do; its error names a rank that was lost."""
         self._ranks.send(message)
-        self._calling = True
+        began = time.monotonic()
+        self._vigil.begin()
         try:
             yield
         except RuntimeError as error:
             self._broken = True
-            lost = self._ranks.explain(_EXPLAIN_S)
+            seconds = time.monotonic() - began
+            lost = self._ranks.explain(_EXPLAIN_S) or self._ranks.find_hung(_ANSWER_S)
+            # A step on a GPU has a time limit of its own, which no collective tells of.
+            waited = isinstance(message, Collect) and seconds > rank_timeout_s()
+            if lost is None and (waited or self._group.late):
+                lost = (
+                    f"the ranks did not end a step together in {seconds:.0f} s, "
+                    f"though all give signs of life: {self._ranks.names()}"
+                )
             if lost is None:
                 raise
             # Clients are told the last line.
             raise WorkerFailed(f"{error}\n{lost}") from error
         finally:
-            self._calling = False
+            self._vigil.done()
+
+    def _hung(self) -> str | None:
+        """Whom the shutdown need not wait for; nobody asks later, so it is said here."""
+        known = self._ranks.lost()
+        hung = known or self._ranks.find_hung(_ANSWER_S)
+        if known is None and hung is not None:
+            print(f"outrider: {hung}", file=sys.stderr, flush=True)
+        return hung
 
     def _lose(self, reason: str) -> None:
         """A rank is gone (called from a thread that watches it)."""
@@ -133,7 +157,7 @@ class ParallelWorker:
 
     def _give_up(self, reason: str) -> None:
         """End the process if it still waits for the rank: who is open gets an error this way."""
-        if self._calling and not self._broken:
+        if self._vigil.calling and not self._broken:
             print(f"outrider: {reason}", file=sys.stderr, flush=True)
             bounded(lambda: self._ranks.end(0.0), _GRACE_S)  # and their folder goes
             os._exit(1)

@@ -1,10 +1,11 @@
-"""A rank that raises in its eighth step, or refuses to run it if its argument says so.
+"""A rank that raises in its eighth step, or refuses or sleeps through it: its argument says so.
 
 Runs in place of ``rank_process``.
 """
 
 import os
 import sys
+import time
 
 import torch
 
@@ -23,6 +24,8 @@ class FailingRunner(cpu_steps.FollowerRunner):
         if plan.step >= 7:
             if sys.argv[1] == "refuse":
                 raise RefusedError(Refused("mem_fraction_static", "rank 1 had enough"))
+            if sys.argv[1] == "sleep":
+                time.sleep(600.0)
             raise ValueError("rank 1 had enough")
         return super()._decide(plan, drafts, drafted, hidden)
 

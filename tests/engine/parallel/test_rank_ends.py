@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from outrider.engine.build import build_worker
-from outrider.engine.parallel import group
 from outrider.engine.parallel import ranks as rank_processes
 from outrider.engine.parallel.messages import OpenPool, ToRank
+from outrider.engine.parallel.patience import TIMEOUT_VARIABLE, Vigil, rank_timeout_s
 from outrider.engine.parallel.worker import ParallelWorker
 from outrider.engine_core.core_launch import CoreLaunch, encode_line
 from outrider.engine_core.messages import (
@@ -81,19 +81,50 @@ def test_a_rank_that_fails_ends_the_steps_with_its_error(
             worker.check()
 
 
-def test_a_rank_that_hangs_ends_the_steps_in_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("asked_early", [True, False])
+def test_a_rank_that_hangs_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, asked_early: bool
 ) -> None:
-    monkeypatch.setitem(group._TIMEOUT_S, "cpu", 1.0)
-    with doomed_engine(tiny_config(folder, "NGRAM", tp_size=2)) as (core, _, pid):
+    """By a question while the step waits, or once a collective was given up."""
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "2")
+    if not asked_early:
+        monkeypatch.setattr(Vigil, "begin", lambda self: None)
+    with doomed_engine(tiny_config(folder, "NGRAM", tp_size=2)) as (core, worker, pid):
+        assert isinstance(worker, ParallelWorker)
         for message in requests(400):
             assert core.submit(message) is None
         core.step()
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         stopped = time.monotonic()
-        with pytest.raises(WorkerFailed, match=r"(?i)time"):
+        reason = rf"rank 1 \(process {pid}\) hangs: no sign of life within [\d.]+ s$"
+        with pytest.raises(WorkerFailed, match=reason) as error:
             step_for_ever(core)
         assert time.monotonic() - stopped < 5.0
+        assert worker._group.late is not asked_early
+        assert ("did not come to a sum" in str(error.value)) is not asked_early
+        wait_for_end(pid, 1.0)
+
+
+def test_ranks_that_live_but_do_not_meet_are_listed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Path(__file__).with_name("failing_rank.py")
+    command = [sys.executable, "-P", str(script), "sleep"]
+    monkeypatch.setattr(rank_processes, "rank_command", lambda: command)
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "1")
+    with doomed_engine(tiny_config(folder, "NGRAM", tp_size=2)) as (core, _, pid):
+        for message in requests(400):
+            assert core.submit(message) is None
+        reason = rf"in [12] s, though all .*: rank 0 \(process \d+\), rank 1 \(process {pid}\)$"
+        with pytest.raises(WorkerFailed, match=reason):
+            step_for_ever(core)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "inf", "nan"])
+def test_a_timeout_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(TIMEOUT_VARIABLE, text)
+    with pytest.raises(RefusedError, match=TIMEOUT_VARIABLE):
+        rank_timeout_s()
 
 
 def test_what_a_rank_refuses_is_named(folder: Path) -> None:
@@ -198,14 +229,29 @@ def finish_of(client: "zmq.Socket[bytes]") -> FinishReason:
                 return output.finish
 
 
-def wait_for_end(pid: int, seconds: float) -> None:
+def state_of(pid: int) -> str:
+    """Its letter in /proc; "Z" also for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def wait_for_state(pid: int, state: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while Path(f"/proc/{pid}").exists():
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "Z":  # its parent is gone and nobody here reaps
-            return
-        assert time.monotonic() < deadline, f"process {pid} still runs"
+    while state_of(pid) != state:
+        assert time.monotonic() < deadline, f"process {pid} is {state_of(pid)}, not {state}"
         time.sleep(0.02)
+
+
+def wait_for_end(pid: int, seconds: float) -> None:
+    """Until it is gone, or its parent is and nobody here reaps it."""
+    wait_for_state(pid, "Z", seconds)
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    wait_for_state(pid, "T", 5.0)
 
 
 @pytest.fixture
@@ -224,7 +270,7 @@ def test_open_requests_learn_that_a_rank_was_killed(process: CoreProcess) -> Non
     assert time.monotonic() - killed < 1.5
     assert (finish.kind, finish.status) == ("abort", 500)
     assert finish.message is not None
-    assert "rank 1" in finish.message
+    assert finish.message.startswith("the worker failed: rank 1 (")  # which names no field
     code, _, err = process.child.end()
     assert code == 1
     assert "killed by signal 9" in err
@@ -249,4 +295,49 @@ def test_sigterm_stops_the_ranks_too(process: CoreProcess, tmp_path: Path) -> No
     assert process.child.process.wait(15.0) == 0
     assert process.child.end() == (0, b"", "")
     wait_for_end(process.rank, 1.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["outrider-x"]
+
+
+def test_open_requests_learn_which_rank_hangs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv(TIMEOUT_VARIABLE, "2")
+    process = CoreProcess(folder, tmp_path)
+    try:
+        process.generate()
+        stop(process.rank)
+        finish = finish_of(process.client)
+        assert (finish.kind, finish.status) == ("abort", 500)
+        assert finish.message is not None
+        named = f"the worker failed: rank 1 (process {process.rank}) hangs: "
+        assert finish.message.startswith(named)
+        assert process.child.process.wait(5.0) == 1
+        wait_for_end(process.rank, 1.0)
+        assert [path.name for path in tmp_path.iterdir()] == ["outrider-x"]
+    finally:
+        process.close()
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_stop_ends_a_rank_that_hangs(process: CoreProcess, tmp_path: Path, busy: bool) -> None:
+    if busy:
+        process.generate()
+    stop(process.rank)
+    stopped = time.monotonic()
+    stdin = process.child.process.stdin
+    assert stdin is not None
+    stdin.close()
+    process.child.process.stdin = None
+    assert process.child.process.wait(9.0) == int(busy)
+    assert time.monotonic() - stopped < 8.0  # before the parent would kill
+    wait_for_end(process.rank, 1.0)
+    assert f"rank 1 (process {process.rank}) hangs" in process.child.end()[2]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stopped_rank_outlives_no_killed_core(process: CoreProcess, tmp_path: Path) -> None:
+    stop(process.rank)
+    process.child.process.kill()
+    wait_for_end(process.rank, 3.0)
     assert [path.name for path in tmp_path.iterdir()] == ["outrider-x"]
