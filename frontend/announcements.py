@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from ..engine_core.private_dir import remove_dead_private_dirs
+
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """What a server writes for SDK clients of the same user: where its gateway listens."""
@@ -45,7 +47,11 @@ def announce(announcement: Announcement) -> Path:
 
 
 def find_server(port: int | None = None) -> Announcement | None:
-    """The latest running server of this user, or the one on HTTP port ``port``."""
+    """The latest running server of this user, or the one on HTTP port ``port``.
+
+    What dead servers left behind is removed.
+    """
+    remove_dead_private_dirs()
     try:
         files = sorted(announcement_dir().glob("*.json"), key=_modified, reverse=True)
     except OSError:

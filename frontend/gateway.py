@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import logging
 import secrets
-import shutil
 from array import array
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from ..engine_core.ids import i32
 from ..engine_core.messages import FinishReason
-from ..engine_core.private_dir import make_private_dir
+from ..engine_core.private_dir import make_private_dir, remove_private_dir
 from ..engine_core.refusal import Refused, RefusedError
 from .client_messages import (
     MAX_RID_CHARS,
@@ -165,7 +164,7 @@ class Gateway:
         self._socket.close()
         self._context.term()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_private_dir(self._folder)
 
     async def _receive(self) -> None:
         while True:

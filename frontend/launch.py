@@ -8,7 +8,6 @@ ends and the core stops by itself.
 import contextlib
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ import msgspec
 from ..engine_core.config import EngineConfig, refuse_config
 from ..engine_core.core_launch import CoreLaunch, CoreStatus, decode_status, encode_line
 from ..engine_core.messages import CoreInfo
-from ..engine_core.private_dir import make_private_dir
+from ..engine_core.private_dir import make_private_dir, remove_private_dir
 from ..engine_core.refusal import RefusedError
 from ..engine_core.replay import ReplayReport, replay_worker
 from ..engine_core.trace import TraceReader
@@ -101,7 +100,7 @@ class CoreProcess:
                 if self.wait(timeout_s) is None:
                     self._child.kill()
                     self.wait(timeout_s)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_private_dir(self._folder)
 
     def _watch(self) -> None:
         self._reaper.start()
@@ -143,7 +142,7 @@ def start_core(
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_private_dir(folder)
         raise LaunchError(f"the engine core could not be started: {error}") from None
     core = CoreProcess(config, child, folder, launch)
     core._watch()
@@ -181,8 +180,7 @@ def _await_ready(
     status_line = box[0]
     if status_line.status == "error":
         prefix = f"{status_line.field}: " if status_line.field else ""
-        # What the field "model" names may be a broken file just as well as a wrong name.
-        flag = status_line.field != "model" and status_line.field in EngineConfig.__struct_fields__
+        flag = status_line.field in EngineConfig.__struct_fields__
         raise (LaunchRefused if flag else LaunchError)(prefix + status_line.message)
     return status_line.info
 

@@ -103,6 +103,7 @@ class AsyncService:
         # The core never sees an id twice, so nothing late can reach a request that reuses one.
         self._prefix = new_rid()[:16]
         self._serials = itertools.count(1)
+        self._end_reason: str | None = None
 
     @property
     def open_requests(self) -> int:
@@ -203,6 +204,11 @@ class AsyncService:
         """Ask for the end of every request of this frontend; returns how many were open."""
         return self.core.abort_all()
 
+    def end_all(self, reason: str) -> int:
+        """Like :meth:`abort_all`, for good: aborted requests are told ``reason`` from now on."""
+        self._end_reason = reason
+        return self.abort_all()
+
     def _children(
         self, prompt: list[int], item: GenerateItem, stream: bool
     ) -> list[GenerateRequest]:
@@ -256,6 +262,10 @@ class AsyncService:
     def _delta(self, sequence: _Sequence, output: RequestOutput) -> Delta:
         tokens: list[int] = i32(output.tokens).tolist()
         finish = output.finish
+        if finish is not None and (finish.kind, finish.status) == ("abort", 200):
+            # What was asked for here, too, the core takes for the client's wish.
+            message = self._end_reason or finish.message
+            finish = msgspec.structs.replace(finish, message=message)
         now = time.monotonic()
         self.metrics.observe_output(
             len(tokens),

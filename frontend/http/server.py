@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from .state import ServerState
 
 DRAIN_POLL_S = 0.05
+CUT_OFF = "the server shut down before the request had finished (--drain-timeout)"
 CLOSE_TIMEOUT_S = 2  # for answers still being written once every request has ended
 
 
@@ -101,6 +102,12 @@ async def _drain(state: ServerState, server: uvicorn.Server, timeout_s: float) -
     service = state.service
     while service is not None and service.open_requests and not server.force_exit:
         if time.monotonic() > deadline or service.core.dead.is_set():
-            service.abort_all()
+            service.end_all(CUT_OFF)
             break
+        await asyncio.sleep(DRAIN_POLL_S)
+    else:
+        return
+    # The ends of what was cut off still have to reach the clients.
+    deadline = time.monotonic() + CLOSE_TIMEOUT_S
+    while service.open_requests and time.monotonic() < deadline and not server.force_exit:
         await asyncio.sleep(DRAIN_POLL_S)

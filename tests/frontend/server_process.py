@@ -20,8 +20,8 @@ _READY = re.compile(r"serves \S+ on (http://\S+) and, for SDK clients, (\S+)")
 class ServerProcess:
     """A running server; ``url`` and ``endpoint`` are where it listens."""
 
-    def __init__(self, command: list[str], folder: Path, timeout_s: float) -> None:
-        self.log = folder / "server.log"
+    def __init__(self, command: list[str], folder: Path, logs: Path, timeout_s: float) -> None:
+        self.log = logs / "server.log"
         self._file = self.log.open("wb")
         self.process = subprocess.Popen(
             command,
@@ -75,10 +75,13 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def fake_server(*flags: str, per_step: int = 2, step_ms: float = 5.0) -> Iterator[ServerProcess]:
-    """A server over the scripted core."""
+def fake_server(
+    *flags: str, per_step: int = 2, step_ms: float = 5.0, folder: Path | None = None
+) -> Iterator[ServerProcess]:
+    """A server over the scripted core; ``folder``: its runtime folder, one of its own if None."""
     command = [sys.executable, str(FAKE_CLI), str(per_step), str(step_ms)]
-    with _server([*command, "serve", "--model", "pycoder", "--port", "0", *flags], 30.0) as server:
+    command += ["serve", "--model", "pycoder", "--port", "0", *flags]
+    with _server(command, 30.0, folder) as server:
         yield server
 
 
@@ -91,9 +94,11 @@ def real_server(*flags: str) -> Iterator[ServerProcess]:
 
 
 @contextlib.contextmanager
-def _server(command: list[str], timeout_s: float) -> Iterator[ServerProcess]:
-    with tempfile.TemporaryDirectory(prefix="out-") as folder:
-        server = ServerProcess(command, Path(folder), timeout_s)
+def _server(
+    command: list[str], timeout_s: float, folder: Path | None = None
+) -> Iterator[ServerProcess]:
+    with tempfile.TemporaryDirectory(prefix="out-") as own:
+        server = ServerProcess(command, folder or Path(own), Path(own), timeout_s)
         try:
             yield server
         finally:

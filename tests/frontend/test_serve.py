@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -72,6 +73,56 @@ def test_the_drain_ends_in_time() -> None:
         assert 0.4 < time.monotonic() - started < 5
 
 
+def test_what_the_drain_cuts_off_is_told_that_the_server_shut_down() -> None:
+    with (
+        fake_server("--drain-timeout", "0.3", step_ms=20) as server,
+        Client(server.endpoint) as client,
+        httpx.Client(base_url=server.url, timeout=20, verify=False) as http,
+    ):
+        stream = client.stream("def f(", max_new_tokens=4000)
+        next(stream)
+        body = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 4000}}
+        with http.stream("POST", "/generate", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.terminate()
+            [last] = [line for line in lines if '"abort"' in line]
+        assert "the server shut down before" in last
+        assert "client" not in last
+        meta = list(stream)[-1].meta_info
+        assert meta is not None
+        assert "the server shut down before" in str(meta["finish_reason"])
+        assert server.wait(10) == 0
+
+
+def test_folders_of_killed_servers_are_removed_and_live_ones_are_not() -> None:
+    def folders() -> set[Path]:
+        return set(base.glob("outrider-ipc-*"))
+
+    with fake_server() as first:
+        base = first.log.parent
+        mine = folders()
+        assert len(mine) == 2  # the core's and the clients'
+        foreign = base / "outrider-ipc-notes"
+        foreign.mkdir()
+        (foreign / "text").touch()
+        with fake_server(folder=base):
+            theirs = folders() - mine - {foreign}
+            assert mine < folders()
+            first.process.kill()
+            first.wait(5)
+            with fake_server(folder=base) as third:
+                assert not mine & folders()
+                assert theirs < folders()
+                third.process.kill()
+                third.wait(5)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("XDG_RUNTIME_DIR", str(base))
+                with Client() as client:
+                    assert client.generate("def f(", max_new_tokens=3).completion_tokens == 3
+            assert folders() == {*theirs, foreign}
+
+
 def test_a_killed_core_fails_open_requests_and_ends_the_server() -> None:
     with fake_server() as server, Client(server.endpoint) as client:
         lines = streamed(server.url, 4000)
@@ -126,7 +177,7 @@ def test_a_core_whose_server_is_killed_ends_too() -> None:
     ("flags", "status", "message"),
     [
         (["--model", "pycoder", "--port", "TAKEN"], 1, "cannot listen on 127.0.0.1"),
-        (["--model", "nothing/here-at-all", "--port", "0"], 1, "was not found"),
+        (["--model", "nothing/here-at-all", "--port", "0"], 2, "was not found"),
         (["--port", "0"], 2, "--model is required"),
         (["--model", "pycoder", "--zmq-endpoint", "tcp://0.0.0.0:1"], 2, "zmq_endpoint"),
         (["--model", "pycoder", "--no-such-flag"], 2, "unrecognized arguments"),
