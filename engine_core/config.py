@@ -126,7 +126,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float | None,
         Doc(
             description="force an accept length of this mean, bonus token included, whatever the "
-            "model says: for timing only, the text is wrong and every answer says `simulated`"
+            "model says, on rows that verify drafts; a row gets no more than was proposed for it, "
+            "and the length policy may draft less or not at all (use "
+            "--speculative-length-policy fixed). For timing only: the text is wrong and every "
+            "answer says `simulated`"
         ),
     ] = None
     speculative_ngram_source: Annotated[

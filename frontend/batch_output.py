@@ -1,5 +1,6 @@
 """The output file of a batch run: one writer, whole lines only, and what is finished already.
 
+A file holds the results of simulated runs (--simulate-accept-length) or of others, never of both.
 A killed run can leave at most one partial line, the last; ``open_output`` cuts it off. Lines that
 report a bad input line carry its number as ``line``: two of them may share an id.
 """
@@ -13,14 +14,43 @@ import msgspec
 
 from .batch_input import ItemId
 from .errors import OutriderError
+from .flags import UsageError
 
 _BEGIN = b'{"id":'  # of every line that a run writes
+
+
+class _Answer(msgspec.Struct):
+    """A result, or the HTTP body of one: ``simulated`` is left out where it is false."""
+
+    simulated: bool = False
+
+
+class _Choice(msgspec.Struct):
+    meta_info: _Answer
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: _Answer
 
 
 class _Line(msgspec.Struct):
     id: int | str | None = None
     custom_id: str | None = None
     line: int | None = None
+    meta_info: _Answer | None = None
+    choices: tuple[_Choice, ...] = ()
+    response: _Response | None = None
+
+    def simulated(self) -> bool | None:
+        """Whether its result is of a simulated run; None for an error, which is of neither."""
+        if self.meta_info is not None:
+            return self.meta_info.simulated
+        if self.choices:
+            return self.choices[0].meta_info.simulated
+        if self.response is not None and self.response.status_code == 200:
+            return self.response.body.simulated
+        return None
 
 
 class FinishedIds:
@@ -83,11 +113,12 @@ class OutputFile:
         self.close()
 
 
-def open_output(path: Path) -> OutputFile:
+def open_output(path: Path, simulated: bool = False) -> OutputFile:
     """Open ``path`` to append results: read what it holds, cut a partial last line.
 
-    Raises OutriderError when another run holds it or when it is not a batch output, which is
-    then left as it is.
+    ``simulated``: this run's accept lengths are forced. Raises OutriderError when another run holds
+    the file or when it is not a batch output, UsageError when it holds results of a run that was
+    simulated and this one is not, or the other way round; it is then left as it is.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -95,7 +126,7 @@ def open_output(path: Path) -> OutputFile:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise OutriderError(f"another run is writing {str(path)!r}") from None
-        finished, end = _scan(path)
+        finished, end = _scan(path, simulated)
         size = os.fstat(descriptor).st_size
         if size > end:
             os.ftruncate(descriptor, end)
@@ -105,7 +136,7 @@ def open_output(path: Path) -> OutputFile:
         raise
 
 
-def _scan(path: Path) -> tuple[FinishedIds, int]:
+def _scan(path: Path, simulated: bool) -> tuple[FinishedIds, int]:
     """Finished ids, and the end of the last whole line in bytes."""
     finished, end = FinishedIds(), 0
     decoder = msgspec.json.Decoder(_Line)
@@ -130,6 +161,18 @@ def _scan(path: Path) -> tuple[FinishedIds, int]:
                     f"{str(path)!r} is not an output of outrider run: line {number} has no id; "
                     "give another --output"
                 )
+            if record.simulated() is not None and record.simulated() != simulated:
+                raise UsageError(_mixes(path, number, simulated))
             finished.add(record)
             end += len(line)
     return finished, end
+
+
+def _mixes(path: Path, number: int, simulated: bool) -> str:
+    theirs, ours = "is a real result", "is simulated (--simulate-accept-length)"
+    if not simulated:
+        theirs, ours = "was simulated (--simulate-accept-length)", "is not"
+    return (
+        f"--output: line {number} of {str(path)!r} {theirs} and this run {ours}; give another "
+        "--output, or delete that file to do its lines again"
+    )

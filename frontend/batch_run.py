@@ -23,7 +23,8 @@ from .sampling_defaults import load_sampling_defaults
 
 
 class BatchSummary(msgspec.Struct, kw_only=True):
-    """What a batch run did. ``skipped``: lines that an earlier run had finished.
+    """What a batch run did. ``skipped``: lines that an earlier run had finished; ``simulated``:
+    accept lengths were forced, texts mean nothing.
 
     ``spec_accept_length``: tokens of verify steps over verify steps, pooled over this run; None
     when nothing was verified. Times are seconds.
@@ -32,6 +33,7 @@ class BatchSummary(msgspec.Struct, kw_only=True):
     model: str
     input: str
     output: str
+    simulated: bool = False
     lines: int = 0
     completed: int = 0
     errors: int = 0

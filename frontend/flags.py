@@ -1,14 +1,13 @@
-"""Command-line flags made from annotated config structs, config files, and the docs table.
+"""Command-line flags made from annotated config structs, config files and keyword arguments.
 
-``python -m outrider.frontend.flags`` prints ``docs/flags.md``. Layers, weakest first: a struct's
-defaults, ``--config FILE``, the command line.
+Layers, weakest first: a struct's defaults, ``--config FILE``, the command line.
 """
 
 import argparse
 import difflib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -27,6 +26,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "tp_size": ("--tp-size", "--tensor-parallel-size"),
 }
 SPECULATIVE_CONFIG = "speculative_config"
+# Every name of a flag is a key of a config file and a keyword of LLM, too.
+_FIELD_OF = {
+    name.removeprefix("--").replace("-", "_"): field
+    for field, names in ALIASES.items()
+    for name in names
+}
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -87,15 +92,16 @@ def add_flags(
     parser: argparse.ArgumentParser,
     struct: type[msgspec.Struct],
     title: str,
-    skip: Sequence[str] = (),
+    hidden: Collection[str] = (),
 ) -> None:
-    """Add the flags of ``struct``; what the user leaves out is absent from the namespace."""
+    """Add the flags of ``struct``; what the user leaves out is absent from the namespace.
+
+    ``hidden``: fields that ``--help`` does not show.
+    """
     group = parser.add_argument_group(title)
     for flag in flags_of(struct):
-        if flag.field in skip:
-            continue
-        shown = flag.help + ("" if flag.required else f" (default: {_shown(flag.default)})")
-        shown = shown.replace("%", "%%")
+        shown = flag.help + ("" if flag.required else f" (default: {shown_value(flag.default)})")
+        shown = argparse.SUPPRESS if flag.field in hidden else shown.replace("%", "%%")
         if flag.kind is None:
             group.add_argument(
                 *flag.names,
@@ -116,25 +122,45 @@ def add_flags(
             )
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, skip: Sequence[str] = ()) -> None:
-    """Add the engine's flags, ``--config`` and ``--speculative-config``."""
-    add_flags(parser, EngineConfig, "engine", skip)
+def add_engine_flags(parser: argparse.ArgumentParser, absent: Collection[str] = ()) -> None:
+    """Add the engine's flags, ``--config`` and ``--speculative-config``.
+
+    ``absent``: fields that this command has no use for; ``resolve_engine`` says so if one is given.
+    """
+    add_flags(parser, EngineConfig, "engine", absent)
     group = parser.add_argument_group("configuration")
     group.add_argument(
         "--config", metavar="FILE", help="YAML or JSON file of flags; the command line wins"
     )
+    example = '{"method": "ngram", "num_speculative_tokens": 11}'
     group.add_argument(
         "--speculative-config",
         metavar="JSON",
         default=argparse.SUPPRESS,
-        help="speculation as vLLM's JSON, e.g. "
-        '\'{"method": "ngram", "num_speculative_tokens": 11}\'',
+        help=argparse.SUPPRESS
+        if "speculative_algorithm" in absent
+        else f"speculation as vLLM's JSON, e.g. '{example}'",
     )
 
 
-def resolve_engine(namespace: argparse.Namespace) -> EngineConfig:
-    """The engine configuration of a parsed command line. Raises UsageError or RefusedError."""
-    return _checked_engine(_merge(namespace, _fields(EngineConfig)))
+def resolve_engine(
+    namespace: argparse.Namespace, absent: Mapping[str, str] | None = None
+) -> EngineConfig:
+    """The engine configuration of a parsed command line. Raises UsageError or RefusedError.
+
+    ``absent``: fields that must keep their defaults, and why.
+    """
+    merged = _merge(namespace, _fields(EngineConfig))
+    defaults = {flag.field: flag.default for flag in flags_of(EngineConfig)}
+    for field, reason in (absent or {}).items():
+        if field in merged and merged[field] != defaults[field]:
+            raise UsageError(f"{field}: {reason}")
+    return _checked_engine(merged)
+
+
+def given_engine_flags(namespace: argparse.Namespace) -> list[str]:
+    """Fields of the engine that a parsed command line sets, ``speculative_config`` included."""
+    return sorted(vars(namespace).keys() & {*_fields(EngineConfig), SPECULATIVE_CONFIG})
 
 
 def resolve_server(namespace: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
@@ -178,11 +204,8 @@ def engine_config(values: Mapping[str, object]) -> EngineConfig:
 
     Raises UsageError naming a keyword that no flag has, RefusedError for values.
     """
-    known = _fields(EngineConfig)
-    for name in values:
-        if name not in known and name != SPECULATIVE_CONFIG:
-            raise UsageError(f"unknown engine option {name!r}{_closest(name, known)}")
-    return _checked_engine(_expand_speculative(values, "the arguments"))
+    given = _by_field(values, _fields(EngineConfig), "unknown engine option", "the arguments")
+    return _checked_engine(_expand_speculative(given, "the arguments"))
 
 
 def read_config(path: str, known: set[str]) -> dict[str, object]:
@@ -199,15 +222,29 @@ def read_config(path: str, known: set[str]) -> dict[str, object]:
         )
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"--config: {path!r} must hold one mapping of flags: {error}") from None
+    return _by_field(raw, known, "--config: unknown key", repr(path))
+
+
+def _by_field(
+    values: Mapping[str, object], known: set[str], unknown: str, where: str
+) -> dict[str, object]:
+    """Values under their fields' names, from any name of a flag, with dashes or underscores.
+
+    Raises UsageError for a name that no flag of ``known`` has and for two different values.
+    """
     out: dict[str, object] = {}
-    for key, value in raw.items():
-        name = key.replace("-", "_")
-        name = "model" if name == "model_path" else name
-        if name not in known and name != SPECULATIVE_CONFIG:
-            raise UsageError(f"--config: unknown key {key!r} in {path!r}{_closest(name, known)}")
-        if name in out:
-            raise UsageError(f"--config: {path!r} sets {name!r} twice")
-        out[name] = value
+    names: dict[str, str] = {}
+    for name, value in values.items():
+        plain = name.replace("-", "_")
+        field = _FIELD_OF.get(plain, plain)
+        if field not in known and field != SPECULATIVE_CONFIG:
+            raise UsageError(f"{unknown} {name!r} in {where}{_closest(plain, known)}")
+        if field in out and out[field] != value:
+            raise UsageError(
+                f"{names[field]} and {name} are both set in {where} and mean the same; "
+                "leave one out"
+            )
+        out[field], names[field] = value, name
     return out
 
 
@@ -239,7 +276,7 @@ def _build(struct: type[S], values: Mapping[str, object]) -> S:
 
 
 def _closest(name: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1)
+    near = difflib.get_close_matches(name, sorted(known | _FIELD_OF.keys()), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -251,43 +288,14 @@ def print_config(*configs: msgspec.Struct) -> str:
             value = getattr(config, field.name)
             if field.name in ("api_key", "zmq_token") and value is not None:
                 value = "***"
-            shown.append(f"{field.name}={_shown(value)}")
+            shown.append(f"{field.name}={shown_value(value)}")
     return "outrider configuration: " + " ".join(shown)
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
+    """A value as help texts and tables show it."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value)
-
-
-def docs_table() -> str:
-    """The text of ``docs/flags.md``."""
-    parts = [
-        "# Flags",
-        "",
-        "Made by `python -m outrider.frontend.flags`; edit the config structs, not this page.",
-        "Engine flags work in `serve`, `generate`, `run`, `bench` and `plan`, as arguments of",
-        "`outrider.LLM` (with underscores) and as keys of a `--config` file. A boolean flag has",
-        "a `--no-` form. `--speculative-config` takes vLLM's JSON keys instead.",
-    ]
-    for title, struct in (("Engine", EngineConfig), ("Server (`serve`)", ServerConfig)):
-        parts += ["", f"## {title}", "", "| flag | type | default | meaning |"]
-        parts += ["| --- | --- | --- | --- |"]
-        parts += [_row(flag) for flag in flags_of(struct)]
-    return "\n".join(parts) + "\n"
-
-
-def _row(flag: Flag) -> str:
-    kind = "flag" if flag.kind is None else flag.kind.__name__
-    if flag.choices:
-        kind = ", ".join(f"`{c}`" for c in flag.choices)
-    default = "required" if flag.required else _shown(flag.default)
-    names = ", ".join(f"`{n}`" for n in flag.names)
-    return f"| {names} | {kind} | {default} | {flag.help} |"
-
-
-if __name__ == "__main__":
-    print(docs_table(), end="")

@@ -31,13 +31,14 @@ Params = SamplingParams | Mapping[str, object]
 class LLM:
     """An engine of this process, gone with it.
 
-    ``model``: `pycoder`, a local folder or a Hugging Face id. Every engine flag is a keyword with
-    underscores (docs/flags.md); ``speculative_config`` takes vLLM's keys. Raises an error that
-    names a keyword it does not know.
+    ``model``: `pycoder`, a local folder or a Hugging Face id. Every name of an engine flag is a
+    keyword with underscores (docs/flags.md); ``speculative_config`` takes vLLM's keys. Raises an
+    error that names a keyword it does not know.
     """
 
-    def __init__(self, model: str, **engine_flags: object) -> None:
-        self._open(engine_config({"model": model, **engine_flags}))
+    def __init__(self, model: str | None = None, **engine_flags: object) -> None:
+        named = {} if model is None else {"model": model}
+        self._open(engine_config({**named, **engine_flags}))
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Self:

@@ -25,6 +25,7 @@ from .launch import start_core
 from .metrics import average_accept_length
 from .sampling_defaults import load_sampling_defaults
 from .server_config import ServerConfig
+from .simulated import warn_if_simulated
 
 log = logging.getLogger("outrider")
 DEAD_CORE_GRACE_S = 0.5  # lets the errors of the open requests reach their clients
@@ -142,6 +143,7 @@ async def _run(
             file=sys.stderr,
             flush=True,
         )
+        warn_if_simulated(engine.service.info)
         return await _until_stopped(engine, gateway, stop, serving)
     finally:
         if announced is not None:

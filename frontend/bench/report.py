@@ -1,11 +1,11 @@
 """The tables that benchmarks print."""
 
+from ..simulated import SIMULATED
 from .measure import Speculation, Spread
 from .offline import OfflineReport, Side
 from .serving import ServingReport, ServingResult
 
 _WIDTH = 34
-_SIMULATED = "simulated: accept lengths are forced (--simulate-accept-length); texts mean nothing"
 
 
 def offline_table(report: OfflineReport) -> str:
@@ -37,7 +37,7 @@ def offline_table(report: OfflineReport) -> str:
     else:
         lines.append(f"{'speedup (median of the rounds)':<{_WIDTH}}{report.speedup:>24.3f}")
         if report.simulated:
-            lines.append(_SIMULATED)
+            lines.append(SIMULATED)
         positions = report.speculative.speculation.accept_rate_per_position
         shown = " ".join(f"{rate:.2f}" for rate in positions[:8]) or "-"
         lines.append(f"{'accept rate by position':<{_WIDTH}}{shown:>32}")
@@ -76,7 +76,7 @@ def _serving_block(title: str, report: ServingReport, found: ServingResult) -> s
         _line("Concurrency", f"{found.concurrency:.2f}"),
     ]
     if found.simulated:
-        lines.append(_SIMULATED)
+        lines.append(SIMULATED)
     if found.first_error is not None:
         lines.append(_line("First error", found.first_error))
     for name, times in (

@@ -5,26 +5,27 @@ import asyncio
 import math
 import shlex
 import sys
-from pathlib import Path
 
 import msgspec
 
 from ...engine_core.drafter_spec import MAX_DRAFT_TOKENS
-from ..flags import UsageError, add_engine_flags, print_config, resolve_engine
+from ..bench.step_flags import ABSENT
+from ..flags import (
+    UsageError,
+    add_engine_flags,
+    given_engine_flags,
+    print_config,
+    resolve_engine,
+)
+from ..json_file import JsonFile
 
 KINDS = {
     "offline": "prompts through an engine of this process",
     "serve": "load on HTTP servers",
     "step": "single decode and verify steps beside the least time they could take",
 }
-# What `bench step` derives from batch sizes and contexts, or measures by itself.
-_DERIVED = (
-    "max_total_tokens",
-    "max_running_requests",
-    "cuda_graph_max_bs",
-    "skip_tokenizer_init",
-    "speculative_algorithm",
-)
+_TEXT = {"skip_tokenizer_init": "the prompts are text, which needs the tokenizer; leave it out"}
+_JSON = "write all results here; -: to standard output, and the table to standard error"
 
 
 def main(args: list[str]) -> int:
@@ -53,7 +54,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
         "--max-new-tokens", type=_positive, metavar="N", help="instead of each prompt's own limit"
     )
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--json", metavar="FILE", help="write all results here")
+    parser.add_argument("--json", metavar="FILE", help=_JSON)
 
 
 def _positive(text: str) -> int:
@@ -67,11 +68,9 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _write(path: str | None, report: msgspec.Struct) -> None:
-    if path is not None:
-        command = shlex.join(["outrider", *sys.argv[1:]])
-        fields: dict[str, object] = {"command": command, **msgspec.to_builtins(report)}
-        Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(fields)) + b"\n")
+def _publish(target: JsonFile, report: msgspec.Struct, table: str) -> None:
+    command = shlex.join(["outrider", *sys.argv[1:]])
+    target.write_beside({"command": command, **msgspec.to_builtins(report)}, table)
 
 
 def _offline(args: list[str]) -> int:
@@ -84,9 +83,10 @@ def _offline(args: list[str]) -> int:
     _common(parser)
     parser.add_argument("--batch-size", type=_positive, default=1, help="requests at a time")
     parser.add_argument("--repeat", type=_positive, default=5, help="rounds a side")
-    add_engine_flags(parser)
+    add_engine_flags(parser, _TEXT)
     namespace = parser.parse_args(args)
-    config = resolve_engine(namespace)
+    config = resolve_engine(namespace, _TEXT)
+    target = JsonFile("--json", namespace.json)
     _say(print_config(config))
 
     from ..bench.offline import bench_offline
@@ -108,8 +108,7 @@ def _offline(args: list[str]) -> int:
             say=_say,
         )
     )
-    _write(namespace.json, report)
-    print(offline_table(report))
+    _publish(target, report, offline_table(report))
     return 0
 
 
@@ -132,10 +131,10 @@ def _serve(args: list[str]) -> int:
     parser.add_argument("--ignore-eos", action="store_true", help="always generate to the limit")
     parser.add_argument("--seed", type=int, default=0, help="seed of the arrival times")
     parser.add_argument("--api-key", help="Bearer key of the servers")
-    add_engine_flags(parser)
+    add_engine_flags(parser, _TEXT)
     namespace = parser.parse_args(args)
     _check_serve(namespace)
-    return asyncio.run(_run_serve(namespace))
+    return asyncio.run(_run_serve(namespace, JsonFile("--json", namespace.json)))
 
 
 def _check_serve(namespace: argparse.Namespace) -> None:
@@ -144,6 +143,8 @@ def _check_serve(namespace: argparse.Namespace) -> None:
     starts = "model" in vars(namespace) or namespace.config is not None
     if (namespace.base_url is None) == (not starts):
         raise UsageError("give --base-url of a running server, or --model to start one, not both")
+    if not starts and (given := given_engine_flags(namespace)):
+        raise UsageError(f"{given[0]}: is for --model; a running server has its own configuration")
     if starts and namespace.baseline_url is not None:
         raise UsageError("--baseline-url goes with --base-url; with --model one is started")
     if namespace.baseline_url is not None and namespace.no_baseline:
@@ -155,7 +156,7 @@ def _check_serve(namespace: argparse.Namespace) -> None:
         )
 
 
-async def _run_serve(namespace: argparse.Namespace) -> int:
+async def _run_serve(namespace: argparse.Namespace, target: JsonFile) -> int:
     import contextlib
 
     from ..bench.prompts import load_prompts
@@ -177,7 +178,7 @@ async def _run_serve(namespace: argparse.Namespace) -> int:
     async with contextlib.AsyncExitStack() as stack:
         measured, baseline = namespace.base_url, namespace.baseline_url
         if measured is None:
-            config = resolve_engine(namespace)
+            config = resolve_engine(namespace, _TEXT)
             _say(print_config(config))
             measured = await stack.enter_async_context(served(config))
             if not namespace.no_baseline:
@@ -186,8 +187,7 @@ async def _run_serve(namespace: argparse.Namespace) -> int:
         report = await bench_serving(
             measured, baseline, load, source=namespace.prompts, kind=namespace.kind, say=_say
         )
-    _write(namespace.json, report)
-    print(serving_table(report))
+    _publish(target, report, serving_table(report))
     return 1 if report.measured.completed == 0 else 0
 
 
@@ -224,13 +224,11 @@ def _step(args: list[str]) -> int:
         help="tokens of prompts to prefill, in steps of --chunked-prefill-size tokens",
     )
     parser.add_argument("--steps", type=_positive, default=64, metavar="N", help="steps timed")
-    parser.add_argument("--json", metavar="FILE", help="write all results here")
-    add_engine_flags(parser, skip=_DERIVED)
+    parser.add_argument("--json", metavar="FILE", help=_JSON)
+    add_engine_flags(parser, ABSENT)
     namespace = parser.parse_args(args)
-    config = resolve_engine(namespace)
-    for field in msgspec.structs.fields(type(config)):
-        if field.name in _DERIVED and getattr(config, field.name) != field.default:
-            raise UsageError(f"{field.name}: `bench step` sets it by itself; leave it out")
+    config = resolve_engine(namespace, ABSENT)
+    target = JsonFile("--json", namespace.json)
 
     from ...engine_core.step_bench import StepBenchSpec
     from ..bench.steps import bench_steps, steps_table
@@ -249,8 +247,7 @@ def _step(args: list[str]) -> int:
         )
     )
     _say(print_config(report.config))
-    _write(namespace.json, report)
-    print(steps_table(report))
+    _publish(target, report, steps_table(report))
     return 0
 
 

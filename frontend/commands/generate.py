@@ -8,6 +8,12 @@ import msgspec
 
 from ..flags import UsageError, add_engine_flags, print_config, resolve_engine
 from ..sampling_flags import add_sampling_flags, params_from_flags
+from ..simulated import warn_if_simulated
+
+_ABSENT = {
+    "skip_tokenizer_init": "`generate` takes text and prints text; use `outrider run` with token "
+    "ids (--skip-tokenizer-init)"
+}
 
 
 def main(args: list[str]) -> int:
@@ -23,14 +29,9 @@ def main(args: list[str]) -> int:
     source.add_argument("--prompt-file", metavar="FILE", help="file with the prompt, - for stdin")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     add_sampling_flags(parser)
-    add_engine_flags(parser)
+    add_engine_flags(parser, _ABSENT)
     namespace = parser.parse_args(args)
-    config = resolve_engine(namespace)
-    if config.skip_tokenizer_init:
-        raise UsageError(
-            "--skip-tokenizer-init: generate takes text and prints text; use `outrider run` with "
-            "token ids"
-        )
+    config = resolve_engine(namespace, _ABSENT)
     params = params_from_flags(namespace)
     if params.logprobs is not None and not namespace.json:
         raise UsageError("--logprobs: is printed by --json only; add --json or leave it out")
@@ -40,6 +41,7 @@ def main(args: list[str]) -> int:
     from ..llm import LLM  # starts ZeroMQ and the tokenizer: not for --help
 
     with LLM.from_config(config) as llm:
+        warn_if_simulated(llm.info)
         if namespace.json:
             [result] = llm.generate(prompt, params)
             sys.stdout.write(msgspec.json.encode(result.summary()).decode() + "\n")

@@ -8,7 +8,9 @@ from pathlib import Path
 from ...engine_core.config import EngineConfig
 from ...engine_core.sampling_params import SamplingParams
 from ..flags import UsageError, add_engine_flags, print_config, resolve_engine
+from ..json_file import JsonFile
 from ..sampling_flags import add_sampling_flags, params_from_flags
+from ..simulated import warn_if_simulated
 
 
 def main(args: list[str]) -> int:
@@ -22,7 +24,11 @@ def main(args: list[str]) -> int:
     )
     parser.add_argument("--input", required=True, metavar="FILE")
     parser.add_argument("--output", required=True, metavar="FILE", help="appended to")
-    parser.add_argument("--summary-json", metavar="FILE", help="write counts and speed here")
+    parser.add_argument(
+        "--summary-json",
+        metavar="FILE",
+        help="write counts and speed here; -: to standard output",
+    )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
     add_sampling_flags(parser)
     add_engine_flags(parser)
@@ -30,13 +36,13 @@ def main(args: list[str]) -> int:
     config = resolve_engine(namespace)
     base = params_from_flags(namespace)
     source, target = Path(namespace.input), Path(namespace.output)
-    summary_file = None if namespace.summary_json is None else Path(namespace.summary_json)
-    _check_paths(source, target, summary_file)
+    _check_paths(source, target)
+    summary_file = JsonFile("--summary-json", namespace.summary_json)
     print(print_config(config), file=sys.stderr)
     return asyncio.run(_run(config, base, source, target, summary_file, not namespace.no_progress))
 
 
-def _check_paths(source: Path, target: Path, summary: Path | None) -> None:
+def _check_paths(source: Path, target: Path) -> None:
     if not source.is_file():
         raise UsageError(f"--input: {str(source)!r} is not a file")
     if target.is_dir():
@@ -45,8 +51,6 @@ def _check_paths(source: Path, target: Path, summary: Path | None) -> None:
         raise UsageError(f"--output: the folder {str(target.parent)!r} does not exist")
     if target.exists() and target.samefile(source):
         raise UsageError("--output: is the same file as --input")
-    if summary is not None and (summary.is_dir() or not summary.parent.is_dir()):
-        raise UsageError(f"--summary-json: {str(summary)!r} is a folder, or in none that exists")
 
 
 async def _run(
@@ -54,10 +58,9 @@ async def _run(
     base: SamplingParams,
     source: Path,
     target: Path,
-    summary_file: Path | None,
+    summary_file: JsonFile,
     show_progress: bool,
 ) -> int:
-    import msgspec
     from tqdm import tqdm
 
     from ..batch_input import count_lines
@@ -65,14 +68,17 @@ async def _run(
     from ..batch_run import BatchRun, BatchSummary
     from ..engine_handle import start_engine
 
-    with open_output(target) as output:
+    simulated = config.simulate_accept_length is not None
+    with open_output(target, simulated) as output:
         summary = BatchSummary(
             model=config.model,
             input=str(source),
             output=str(target),
+            simulated=simulated,
             repaired_bytes=output.repaired_bytes,
         )
         engine = await start_engine(config)
+        warn_if_simulated(engine.service.info)
         try:
             with tqdm(
                 total=count_lines(source), unit="line", disable=not show_progress, file=sys.stderr
@@ -86,6 +92,5 @@ async def _run(
         f"{summary.skipped} skipped; {summary.output_tokens_per_s:.1f} output tokens/s",
         file=sys.stderr,
     )
-    if summary_file is not None:
-        summary_file.write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    summary_file.write(summary)
     return 0

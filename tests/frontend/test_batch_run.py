@@ -94,6 +94,39 @@ def test_every_line_gets_its_answer(tmp_path: Path) -> None:
     assert records(target) == found
 
 
+SIMULATE = ("--speculative-algorithm", "NGRAM", "--simulate-accept-length", "3")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"prompt": "x", "max_new_tokens": 2},
+        {"prompt": "x", "max_new_tokens": 2, "n": 2},
+        {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": OPENAI},
+    ],
+)
+def test_simulated_and_real_results_never_share_a_file(tmp_path: Path, line: object) -> None:
+    source = tmp_path / "in.jsonl"
+    write_lines(source, [{"prompt": 5}, line])  # an error is of neither kind
+    for first, second, words in (
+        (SIMULATE, (), "was simulated (--simulate-accept-length) and this run is not"),
+        ((), SIMULATE, "is a real result and this run is simulated"),
+    ):
+        target = tmp_path / f"out{len(first)}.jsonl"
+        summary = tmp_path / "summary.json"
+        shown = run(source, target, *first, "--summary-json", str(summary))
+        assert ("accept lengths are forced" in shown) == bool(first)
+        assert json.loads(summary.read_text())["simulated"] == bool(first)
+        before = target.read_bytes()
+        with start(source, target, *second) as child:
+            _, stderr = child.communicate(timeout=60)
+        assert child.returncode == 2
+        assert f"--output: line 2 of {str(target)!r} {words}" in stderr
+        assert "another --output, or delete" in stderr
+        assert target.read_bytes() == before
+        assert "2 skipped" in run(source, target, *first)
+
+
 def test_openai_lines_get_openai_results(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     base = {"method": "POST", "url": "/v1/completions"}

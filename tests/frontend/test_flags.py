@@ -13,12 +13,12 @@ from outrider.frontend.flags import (
     UsageError,
     add_engine_flags,
     add_flags,
-    docs_table,
     engine_config,
     print_config,
     resolve_engine,
     resolve_server,
 )
+from outrider.frontend.flags_page import docs_table
 from outrider.frontend.sampling_flags import add_sampling_flags, params_from, params_from_flags
 from outrider.frontend.server_config import ServerConfig, is_local_endpoint
 
@@ -40,7 +40,7 @@ def server(*args: str) -> ServerConfig:
 
 def test_docs_table_is_current() -> None:
     assert DOCS.read_text() == docs_table(), (
-        "run: python -m outrider.frontend.flags > docs/flags.md"
+        "run: python -m outrider.frontend.flags_page > docs/flags.md"
     )
 
 
@@ -55,6 +55,27 @@ def test_every_field_is_a_flag() -> None:
 def test_both_names_of_the_number_of_ranks() -> None:
     assert engine("--model", "m", "--tp-size", "2").tp_size == 2
     assert engine("--model", "m", "--tensor-parallel-size", "4").tp_size == 4
+
+
+def test_every_name_of_a_flag_is_a_key_and_a_keyword(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    names = {"model-path": "m", "tensor-parallel-size": 2, "tokenizer": "t"}
+    file.write_text(json.dumps(names))
+    by_file = engine("--config", str(file))
+    assert (by_file.model, by_file.tp_size, by_file.tokenizer_path) == ("m", 2, "t")
+    assert engine("--config", str(file), "--tp-size", "4").tp_size == 4
+    assert (
+        engine_config({"model_path": "m", "tensor_parallel_size": 2, "tokenizer": "t"}) == by_file
+    )
+    same = {"model": "m", "tp_size": 2, "tensor_parallel_size": 2}
+    assert engine_config(same).tp_size == 2
+    with pytest.raises(UsageError, match="tp_size and tensor_parallel_size are both set"):
+        engine_config({**same, "tp_size": 4})
+    file.write_text(json.dumps({"model": "m", "model-path": "n"}))
+    with pytest.raises(UsageError, match=r"model and model-path are both set in .*c\.json"):
+        engine("--config", str(file))
+    with pytest.raises(UsageError, match="did you mean 'tensor_parallel_size'"):
+        engine_config({"model": "m", "tensor_paralel_size": 2})
 
 
 def test_sglang_spellings() -> None:
@@ -91,7 +112,7 @@ def test_config_file_lies_below_the_command_line(tmp_path: Path, suffix: str) ->
         ("port: 1", "unknown key 'port'"),
         ("- a\n- b", "must hold one mapping"),
         ("a: [", "must hold one mapping"),
-        ("page-size: 16\npage_size: 1", "twice"),
+        ("page-size: 16\npage_size: 1", "page-size and page_size are both set"),
         ("model: m\npage_size: many", "page_size: Expected `int"),
         ("model: m\npage_size: true", "page_size: Expected `int"),
         ("model: m\ndevice: tpu", "device: "),
@@ -153,7 +174,7 @@ def test_wrong_values_name_their_field(args: list[str], field: str) -> None:
 def test_keyword_arguments() -> None:
     config = engine_config({"model": "m", "speculative_config": {"method": "ngram"}})
     assert config.speculative_algorithm == "NGRAM"
-    with pytest.raises(UsageError, match="unknown engine option 'page_sise'; did you mean"):
+    with pytest.raises(UsageError, match="unknown engine option 'page_sise' in the arguments; did"):
         engine_config({"model": "m", "page_sise": 16})
     with pytest.raises(UsageError, match="page_size: Expected"):
         engine_config({"model": "m", "page_size": "16"})

@@ -55,6 +55,15 @@ def test_prompts_of_every_form(llm: LLM) -> None:
     assert llm.generate([], params) == []
 
 
+def test_every_name_of_a_flag_is_a_keyword() -> None:
+    with LLM(model_path="pycoder", tensor_parallel_size=1) as running:
+        assert (running.config.model, running.config.tp_size) == ("pycoder", 1)
+    with pytest.raises(UsageError, match="model and model_path are both set"):
+        LLM("pycoder", model_path="other")
+    with pytest.raises(UsageError, match="--model is required"):
+        LLM()
+
+
 def test_parameters_of_every_form(llm: LLM) -> None:
     each = llm.generate(PROMPTS, [SamplingParams(max_new_tokens=2), {"max_new_tokens": 3}])
     assert [r.completion_tokens for r in each] == [2, 3]
