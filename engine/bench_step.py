@@ -26,6 +26,7 @@ from ..engine_core.step_bench import (
     StepRow,
     decode_spec,
     encode_line,
+    shown_rate,
 )
 from ..engine_core.step_floor import streamed_bytes
 from ..engine_core.tensor_parallel import shard_model
@@ -119,7 +120,7 @@ def _model_config(spec: StepBenchSpec) -> ModelConfig:
 def _machine(engine: Engine, model: ModelConfig) -> Machine:
     info = engine.info
     rates = measure_rates(torch.device(info.device), getattr(torch, info.dtype))
-    _say(f"copy {rates.copy * 1e-9:.1f} GB/s, matmul {rates.matmul * 1e-12:.2f} TFLOP/s")
+    _say(f"copy {rates.copy * 1e-9:.1f} GB/s, matmul {shown_rate(rates.matmul * 1e-12)} TFLOP/s")
     return Machine(
         model,
         rates,
@@ -140,7 +141,7 @@ def _prefills(engine: Engine, spec: StepBenchSpec, machine: Machine) -> Iterator
             row = prefill_row(machine.model, machine.rates, batch, length, chunk, timing)
             _say(
                 f"prefill of {batch} x {length} tokens in chunks of {chunk}: {row.wall_ms:.1f} ms, "
-                f"{row.tflop_per_s:.1f} TFLOP/s, {row.matmul_share:.1%} of the matmul rate"
+                f"{shown_rate(row.tflop_per_s)} TFLOP/s, {row.matmul_share:.1%} of the matmul rate"
             )
             yield row
 

@@ -133,6 +133,11 @@ class StepBenchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+def shown_rate(value: float) -> str:
+    """A rate with one decimal, or three significant digits below 10: a CPU's are small."""
+    return f"{value:.1f}" if value >= 10.0 else f"{value:.3g}"
+
+
 def encode_line(message: StepBenchSpec | StepBenchAnswer) -> bytes:
     """One JSON line, newline included."""
     return msgspec.json.encode(message) + b"\n"

@@ -1,6 +1,7 @@
 """The ``outrider`` command: finds the subcommand, imports only that one, reports errors.
 
-Exit status: 0, 1 (the work failed), 2 (the command line or a configuration is wrong), 130 (Ctrl-C).
+Exit status: 0, 1 (the work failed), 2 (the command line, a configuration or the model it names is
+wrong), 130 (Ctrl-C).
 """
 
 import argparse
@@ -68,9 +69,9 @@ def _status(error: Exception) -> int | None:
     from .errors import LaunchRefused, OutriderError
     from .flags import UsageError
 
-    if isinstance(error, UsageError | RefusedError | LaunchRefused):
+    if isinstance(error, UsageError | RefusedError | LaunchRefused | ModelNotFound):
         return 2
-    if isinstance(error, OutriderError | ModelNotFound | OSError):
+    if isinstance(error, OutriderError | OSError):
         return 1
     return None
 

@@ -14,6 +14,7 @@ from ...engine_core.step_bench import (
     StepRow,
     decode_answer,
     encode_line,
+    shown_rate,
 )
 from ..errors import LaunchError, LaunchRefused
 from ..launch import describe_exit
@@ -58,8 +59,7 @@ def bench_steps(spec: StepBenchSpec) -> StepBenchReport:
         ) from None
     if answer.report is None:
         prefix = f"{answer.field}: " if answer.field else ""
-        refused = answer.field not in ("", "model")
-        raise (LaunchRefused if refused else LaunchError)(prefix + answer.message)
+        raise (LaunchRefused if answer.field else LaunchError)(prefix + answer.message)
     return answer.report
 
 
@@ -67,7 +67,7 @@ def steps_table(report: StepBenchReport) -> str:
     """The rates, a line a row with times in milliseconds, and the device's memory."""
     lines = [
         f"{report.model} in {report.dtype} on {report.device_name}: copy "
-        f"{report.copy_gb_per_s:.0f} GB/s, matmul {report.matmul_tflop_per_s:.2f} TFLOP/s, "
+        f"{report.copy_gb_per_s:.0f} GB/s, matmul {shown_rate(report.matmul_tflop_per_s)} TFLOP/s, "
         f"{report.streamed_bytes / 1e9:.2f} GB of weights a step",
     ]
     if report.rows:
@@ -95,7 +95,7 @@ def _prefill_line(row: PrefillRow) -> str:
     return (
         f"{'prefill':<12}{row.batch_size:>6}{row.prompt_tokens:>9}{row.chunk_tokens:>7}"
         f"{row.steps:>9.1f}{row.wall_ms:>9.2f}{row.device_ms:>9.2f}{row.tokens_per_s:>12.0f}"
-        f"{row.tflop_per_s:>9.2f}{row.matmul_share:>11.3f}"
+        f"{shown_rate(row.tflop_per_s):>9}{row.matmul_share:>11.3f}"
     )
 
 

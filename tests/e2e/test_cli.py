@@ -128,7 +128,7 @@ def test_bench_offline_writes_both_sides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "status", "message"),
     [
-        (["generate", "--model", "no/such-model", "--prompt", "x"], 1, "Looked for"),
+        (["generate", "--model", "no/such-model", "--prompt", "x"], 2, "Looked for"),
         (["generate", "--model", "pycoder", "--prompt", "x", "--page-size", "3"], 2, "page_size"),
         (["generate", "--model", "pycoder", "--prompt-file", "/none"], 2, "cannot read"),
         (["generate", "--model", "pycoder", "--prompt", "x", "--nope"], 2, "unrecognized"),
@@ -160,7 +160,7 @@ def test_a_truncated_checkpoint_is_a_clear_error(tmp_path: Path) -> None:
     shard = next(iter(tmp_path.glob("*.safetensors")))
     shard.write_bytes(shard.read_bytes()[:1000])
     done = outrider("generate", "--model", str(tmp_path), "--prompt", "x")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert shard.name in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -133,6 +133,7 @@ def test_forced_accept_lengths_are_marked_everywhere(tmp_path: Path) -> None:
     file = tmp_path / "b.json"
     flags = ["--speculative-algorithm", "NGRAM", "--simulate-accept-length", "3"]
     with fake_server(*flags) as server:
+        assert server.text().count("simulated: accept lengths are forced") == 1
         done = bench(
             *("serve", "--prompts", str(PROMPTS), "--num-prompts", "2", "--max-new-tokens", "4"),
             *("--base-url", server.url, "--no-baseline", "--json", str(file)),
@@ -149,6 +150,46 @@ def test_forced_accept_lengths_are_marked_everywhere(tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     assert report["simulated"] is report["measured"]["simulated"] is True
     assert "accept lengths are forced" in done.stdout
+
+
+@pytest.mark.parametrize("args", [[], ["--json"]])
+def test_generate_says_that_it_simulates(args: list[str]) -> None:
+    flags = ["--speculative-algorithm", "NGRAM", "--simulate-accept-length", "3"]
+    command = ["generate", "--model", "pycoder", "--prompt", "x", "--max-new-tokens", "3", *args]
+    marks = []
+    for extra in (flags, flags[:2]):
+        done = subprocess.run(
+            [sys.executable, str(FAKE_CLI), "2", "1", *command, *extra],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "accept lengths are forced" not in done.stdout
+        marks.append(done.stderr.count("outrider: simulated: accept lengths are forced"))
+    assert marks == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["offline", "--json", "/no/such/x"], "--json: cannot write '/no/such/x': the folder"),
+        (["offline", "--json", "/"], "--json: cannot write '/': it is a folder"),
+        (["offline", "--skip-tokenizer-init"], "skip_tokenizer_init: the prompts are text"),
+        (["serve", "--json", "/no/such/x"], "--json: cannot write"),
+        (["serve", "--skip-tokenizer-init"], "skip_tokenizer_init: the prompts are text"),
+        (
+            ["serve", "--base-url", "http://x", "--no-baseline", "--page-size", "1"],
+            "page_size: is for --model",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before(args: list[str], message: str) -> None:
+    model = [] if "--base-url" in args else ["--model", "pycoder"]
+    done = bench(args[0], *model, "--prompts", str(PROMPTS), *args[1:])
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert "round" not in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:

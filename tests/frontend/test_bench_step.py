@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.engine_core.step_bench import shown_rate
 from outrider.frontend import cli
 
 TINY = {
@@ -122,12 +123,69 @@ def test_what_does_not_fit_is_refused(
     assert "Traceback" not in shown
 
 
-def test_what_is_derived_cannot_be_given(
-    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("max_running_requests", 3, "sets it by itself"),
+        ("max_total_tokens", 64, "sets it by itself"),
+        ("cuda_graph_max_bs", 4, "sets it by itself"),
+        ("tokenizer_path", "x", "runs on token ids"),
+        ("simulate_accept_length", 3, "verifies random drafts"),
+        ("speculative_algorithm", "NGRAM", "verifies random drafts"),
+        ("speculative_ngram_capacity", 50, "verifies random drafts"),
+        ("speculative_config", '{"method": "ngram"}', "verifies random drafts"),
+    ],
+)
+def test_what_is_of_no_use_is_not_offered_and_refused(
+    tiny: str,
+    tmp_path: Path,
+    flag: str,
+    value: object,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "c.json"
-    file.write_text('{"max_running_requests": 3}')
-    assert run("--model", tiny, "--config", str(file)) == 2
-    assert "max_running_requests" in capsys.readouterr().err
+    file.write_text(json.dumps({flag: value}))
+    dashed = "--" + flag.replace("_", "-")
+    for given in (("--config", str(file)), (dashed, str(value))):
+        assert run("--model", tiny, *given) == 2
+        assert words in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("--help")
+    shown = capsys.readouterr().out
+    assert dashed not in shown
+    assert "--page-size" in shown
+
+
+def test_a_wrong_model_or_file_is_a_usage_error(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--model", str(tmp_path / "none"), *FLAGS) == 2
+    assert "was not found" in capsys.readouterr().err
+    assert run("--model", tiny, *FLAGS, "--json", str(tmp_path / "none" / "x")) == 2
+    shown = capsys.readouterr()
+    assert "--json: cannot write" in shown.err
+    assert "copy" not in shown.err + shown.out
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["T5Model"]}))
+    assert run("--model", tiny, *FLAGS) == 2
+    assert "T5Model" in capsys.readouterr().err
+
+
+def test_json_may_go_to_standard_output(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--prefill-lengths", "8", "--json", "-")
+    assert run("--model", tiny, *sizes, *FLAGS) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["prefills"][0]["prompt_tokens"] == 8
+    assert "of matmul" in shown.err
+
+
+def test_small_rates_keep_their_digits() -> None:
+    assert [shown_rate(v) for v in (0.0412, 0.000123, 9.876, 12.34, 712.3)] == [
+        *("0.0412", "0.000123", "9.88", "12.3", "712.3")
+    ]
+
+
+def test_draft_lengths_have_a_limit(tiny: str) -> None:
     with pytest.raises(SystemExit):
         run("--model", tiny, "--draft-lengths", "64")
