@@ -110,7 +110,7 @@ def _model_config(spec: StepBenchSpec) -> ModelConfig:
     try:
         model = load_model_config(resolve_model(spec.config.model, spec.config.revision))
     except (ModelNotFound, ModelConfigError) as error:
-        raise RefusedError(Refused("model", str(error))) from error
+        raise RefusedError(Refused("model", str(error).removeprefix("model: "))) from error
     share = shard_model(model, spec.config.tp_size)
     if isinstance(share, Refused):
         raise RefusedError(share)

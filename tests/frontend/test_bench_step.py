@@ -161,7 +161,7 @@ def test_a_wrong_model_or_file_is_a_usage_error(
     tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("--model", str(tmp_path / "none"), *FLAGS) == 2
-    assert "was not found" in capsys.readouterr().err
+    assert "error: model: '" in capsys.readouterr().err
     assert run("--model", tiny, *FLAGS, "--json", str(tmp_path / "none" / "x")) == 2
     shown = capsys.readouterr()
     assert "--json: cannot write" in shown.err
