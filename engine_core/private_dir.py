@@ -28,10 +28,13 @@ def make_private_dir() -> Path:
     remove_dead_private_dirs()
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # taken for a dead one's before it was opened
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # taken for a dead one's before it was locked
+        except BlockingIOError:  # or before it was locked
             os.close(descriptor)
             continue
         except OSError:  # a file system without locks, where nobody can take it for dead either

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ import msgspec
 import zmq
 
 from ...engine_core.config import EngineConfig
-from ...engine_core.private_dir import make_private_dir
+from ...engine_core.private_dir import make_private_dir, remove_private_dir
 from ...engine_core.refusal import RefusedError
 from ...engine_core.worker import WorkerFailed
 from .child import RankChild, silent
@@ -167,7 +166,7 @@ class Ranks:
                 watcher.join(1.0)  # one may be busy with what its rank left behind
         if not self._context.closed:
             self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_private_dir(self._folder)
         return killed
 
     def _start(self, config: EngineConfig, rank: int) -> None:
