@@ -111,3 +111,6 @@ async def _drain(state: ServerState, server: uvicorn.Server, timeout_s: float) -
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     while service.open_requests and time.monotonic() < deadline and not server.force_exit:
         await asyncio.sleep(DRAIN_POLL_S)
+    if service.open_requests:  # the core does not answer
+        service.core.fail_all(CUT_OFF)
+        await asyncio.sleep(DRAIN_POLL_S)

@@ -95,6 +95,19 @@ def test_what_the_drain_cuts_off_is_told_that_the_server_shut_down() -> None:
         assert server.wait(10) == 0
 
 
+def test_a_core_that_does_not_answer_leaves_no_request_without_an_end() -> None:
+    with fake_server("--drain-timeout", "0.2", step_ms=20) as server:
+        lines = streamed(server.url, 4000)
+        next(lines)
+        core = server.core_pid()
+        os.kill(core, signal.SIGSTOP)
+        server.terminate()
+        assert any("the server shut down before" in line for line in lines)
+        os.kill(core, signal.SIGKILL)
+        server.wait(20)
+        assert "Traceback" not in server.text()
+
+
 def test_folders_of_killed_servers_are_removed_and_live_ones_are_not() -> None:
     def folders() -> set[Path]:
         return set(base.glob("outrider-ipc-*"))
