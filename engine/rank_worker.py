@@ -25,7 +25,7 @@ from .device_memory import DeviceMemory
 from .future_map import FutureMap
 from .kv_pool import KVPool
 from .measure import StepTimer
-from .models import GpuModel, LoadFormat, Model, Share, load_model
+from .models import GpuModel, LoadFormat, Share, TargetModel, load_model
 from .step import StepRunner
 from .threads import choose_num_threads
 from .weights import WeightsError
@@ -58,7 +58,7 @@ class Loaded:
     """A rank's weights in memory, and what its device holds so far."""
 
     site: Site
-    model: Model
+    model: TargetModel
     memory: DeviceMemory
 
 
@@ -176,7 +176,7 @@ def _load(
     device: torch.device,
     load_format: LoadFormat,
     share: Share | None,
-) -> Model:
+) -> TargetModel:
     longer = msgspec.structs.replace(config, context_length=config.context_length + OVERRUN_TOKENS)
     return load_model(folder, longer, dtype, device, load_format, share=share)
 

@@ -113,13 +113,22 @@ class DeviceStep:
         self._propose(staging, self.split_output(out, len(staging.slots), shape.width))
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
-        hidden = self._model.forward(batch, self._kv)
+        hidden, features = self._forward(batch)
         if self.decides:
             logits, targets = self._target(hidden, batch, staging, shape)
         else:
             logits, targets = hidden.new_empty(0, 0), batch.positions.new_empty(0)
-        path = self._accept(staging, shape, batch, targets, starts, out)
+        path = self._accept(staging, shape, batch, targets, starts, out, features)
         return Choice(batch, logits, targets, path)
+
+    def _forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Segment F up to the head: hidden states [T, H], and the drafter's features [T, W]."""
+        layers = None if self.drafter is None else self.drafter.feature_layers
+        if layers is None:
+            hidden = self._model.forward(batch, self._kv)
+            return hidden, hidden.new_empty(len(hidden), 0)
+        hidden, streams = self._model.forward_capture(batch, self._kv, layers)
+        return hidden, torch.cat(streams, dim=1) if layers else hidden
 
     def _target(
         self, hidden: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape
@@ -248,6 +257,7 @@ class DeviceStep:
         targets: torch.Tensor,
         starts: torch.Tensor,
         out: torch.Tensor,
+        features: torch.Tensor,
     ) -> torch.Tensor:
         """Segment A: walk the trees, move accepted KV together and the slots' state on.
 
@@ -286,7 +296,12 @@ class DeviceStep:
                 index,
             )  # fmt: skip
         if self.drafter is not None:
-            self.drafter.align(Verdict(staging.slots, lens, tokens, index, state.seq_lens))
+            self.drafter.align(
+                Verdict(
+                    staging.slots, lens, tokens, index, state.seq_lens, staging.kinds, starts,
+                    batch, features,
+                )
+            )  # fmt: skip
         return index
 
     def _force(

@@ -14,7 +14,7 @@ from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..agreement import Ranks
 from ..kv_pool import KVPool
 from ..models import GpuModel
-from ..speculative.device_drafter import DrafterContext, load_device_drafter
+from ..speculative.device_drafter import DrafterContext, LoadedDraft, load_device_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
@@ -44,11 +44,14 @@ class GpuWorker:
         kv: KVPool,
         max_pages: int,
         ranks: Ranks | None = None,
+        draft: LoadedDraft | None = None,
     ) -> None:
         """``max_pages``: pages of the longest sequence, with what steps in flight overrun.
 
-        ``ranks``: those that share the model, if there are several.
+        ``ranks``: those that share the model, if there are several. ``draft``: the draft model of
+        algorithms that have one.
         """
+        self._draft = draft
         self._info = info
         self._use_graphs = not config.disable_cuda_graph
         self._max_rows = config.max_running_requests
@@ -74,8 +77,14 @@ class GpuWorker:
     def prepare(self, config: CoreConfig) -> None:
         """Make the device's drafter and capture every decode-only step that the core may plan."""
         if config.drafter is not None and config.drafter.on_device:
+            state = self._step.state
             context = DrafterContext(
-                config.engine, self._step.state.spare_slot + 1, self._max_tokens, self._device
+                config.engine,
+                state.spare_slot + 1,
+                self._max_tokens,
+                self._device,
+                state.page_table,
+                self._draft,
             )
             self._step.drafter = load_device_drafter(config.drafter, context)
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)

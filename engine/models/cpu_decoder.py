@@ -64,6 +64,7 @@ class NativeDecoder:
         self._hidden = _Rows(config.hidden_size)
         self._logits = _Rows(config.vocab_size)
         head = read_head(source, config)
+        self._embedding = head.embed
         arena = Arena(_arena_bytes(config, head.embed.dtype))
         self._weight_bytes = 0
         for index in range(config.num_hidden_layers):
@@ -79,6 +80,11 @@ class NativeDecoder:
     def dtype(self) -> torch.dtype:
         """Computation dtype."""
         return torch.float32
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """The embedding table [V, H] as it lies in the checkpoint's file, mapped into memory."""
+        return self._embedding
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Hidden states [T, H] after the final norm."""

@@ -76,6 +76,11 @@ class GpuDecoder:
         """Computation dtype."""
         return self._dtype
 
+    @property
+    def embedding(self) -> torch.Tensor:
+        """The embedding table [V, H]."""
+        return self._head.embed
+
     def tune(self, rows: Iterable[int]) -> None:
         """Choose the matmuls of these numbers of tokens; before graphs are captured."""
         # Of several ranks' sums the residual is no part.

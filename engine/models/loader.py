@@ -10,7 +10,7 @@ from ...engine_core.model_config import ModelConfig
 from ..weights import Checkpoint, RandomTensors, TensorSource, WholeTensors
 from .cpu_decoder import NativeDecoder, supports_cpu_kernels
 from .decoder_weights import IGNORABLE
-from .model import Model, Reduce
+from .model import Reduce, TargetModel
 from .torch_decoder import TorchDecoder
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -34,7 +34,7 @@ def load_model(
     load_format: LoadFormat = "auto",
     native: bool = True,
     share: Share | None = None,
-) -> Model:
+) -> TargetModel:
     """The model of ``folder``, computing in ``dtype`` on ``device``.
 
     ``load_format``: "auto" and "safetensors" read the folder's safetensors; "dummy" makes random
@@ -61,7 +61,7 @@ def _build(
     device: torch.device,
     native: bool,
     share: Share | None,
-) -> Model:
+) -> TargetModel:
     source = whole if share is None else share.cut(whole)
     reduce = None if share is None else share.reduce
     if native and supports_cpu_kernels(config, dtype, device):

@@ -43,6 +43,15 @@ class Model(Protocol):
         ...
 
 
+class TargetModel(Model, Protocol):
+    """A model that drafts can share tables with."""
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        """The embedding table [V, H], in the weights' own dtype."""
+        ...
+
+
 @runtime_checkable
 class GpuModel(Model, Protocol):
     """A model whose forward pass never waits for the device, so that it can be captured."""

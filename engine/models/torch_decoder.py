@@ -55,6 +55,11 @@ class TorchDecoder:
         """Computation dtype."""
         return self._dtype
 
+    @property
+    def embedding(self) -> torch.Tensor:
+        """The embedding table [V, H]."""
+        return self._head.embed
+
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Hidden states [T, H] after the final norm."""
         return self.forward_capture(batch, kv, ())[0]

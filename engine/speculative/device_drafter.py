@@ -6,17 +6,38 @@ from typing import NamedTuple, Protocol, cast
 import torch
 
 from ...engine_core.config import EngineConfig
+from ...engine_core.draft_config import SpecShape
 from ...engine_core.drafter_spec import DrafterSpec
 from ...engine_core.plan import SlotInit
+from ..forward_batch import ForwardBatch
+from ..kv_pool import KVPool
+from ..models.draft_net import DraftNet
+
+
+class LoadedDraft(NamedTuple):
+    """A draft model in memory: its network, its KV and how much it drafts a round.
+
+    ``kv`` has as many pages as the target's pool; a page number means the same tokens in both.
+    """
+
+    net: DraftNet
+    kv: KVPool
+    shape: SpecShape
 
 
 class DrafterContext(NamedTuple):
-    """What a drafter is made for: ``slots`` slots, the spare one too, of ``length`` tokens each."""
+    """What a drafter is made for: ``slots`` slots, the spare one too, of ``length`` tokens each.
+
+    ``page_table`` int32[slots, P]: the slots' pages as steps change them. ``draft``: the model of
+    algorithms that have one.
+    """
 
     config: EngineConfig
     slots: int
     length: int
     device: torch.device
+    page_table: torch.Tensor
+    draft: LoadedDraft | None = None
 
 
 class DraftRows(NamedTuple):
@@ -46,7 +67,10 @@ class Verdict(NamedTuple):
 
     ``accept_lens`` int32[R] emitted tokens; ``tokens`` int32[R, W], them; ``path`` int32[R, W], the
     rows' nodes at which they were decided; both -1 beyond. ``seq_lens`` int32[S]: the slots' state
-    after the step, the place of the newest token.
+    after the step, the place of the newest token. ``kinds`` int32[R] (RowKind) and ``starts``
+    int32[R], the position of a row's first token. ``batch``: what the target ran, of T tokens; the
+    KV of accepted nodes lies in sequence order by now. ``features`` [T, W]: what the drafter asked
+    for of the target (see ``DeviceDrafter.feature_layers``); empty if it asked for nothing.
     """
 
     slots: torch.Tensor
@@ -54,14 +78,26 @@ class Verdict(NamedTuple):
     tokens: torch.Tensor
     path: torch.Tensor
     seq_lens: torch.Tensor
+    kinds: torch.Tensor
+    starts: torch.Tensor
+    batch: ForwardBatch
+    features: torch.Tensor
 
 
 class DeviceDrafter(Protocol):
-    """A drafter with state by slot, on the device. No method waits for the device.
+    """A drafter with state by slot, on the device of the target. No method waits for the device.
 
     ``propose`` and ``align`` only enqueue work of a size that the shapes of their arguments fix:
-    they are captured once a graph and replayed.
+    on a GPU they are captured once a graph and replayed.
     """
+
+    @property
+    def feature_layers(self) -> tuple[int, ...] | None:
+        """Of what the target's features are made, which ``align`` gets.
+
+        Layers whose entering streams stand side by side, as ``Model.forward_capture`` counts
+        them; () for the final hidden state; None for nothing.
+        """
 
     def enter(self, init: SlotInit) -> None:
         """A request enters a slot; called before its first step is enqueued."""

@@ -22,6 +22,10 @@ class SuffixDrafter:
         self.history = torch.zeros(slots, length, dtype=torch.int32, device=device)
         self._most = most
 
+    @property
+    def feature_layers(self) -> None:
+        """It looks at tokens alone."""
+
     def enter(self, init: SlotInit) -> None:
         """Copy the request's tokens to the device: the prompt, and output from before."""
         tokens = np.concatenate((i32(init.prompt), i32(init.output)))

@@ -1,0 +1,63 @@
+"""What the engine asks of a draft model's network."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ...engine_core.draft_config import DraftConfig
+from ..forward_batch import ForwardBatch
+from ..kv_pool import KVPool
+
+
+class DraftHidden(NamedTuple):
+    """A draft forward's answer [T, H] each: what the next step takes in, and what the head reads.
+
+    Both are valid until the next forward pass of the same network.
+    """
+
+    recurrent: torch.Tensor
+    head_input: torch.Tensor
+
+
+class DraftNet(Protocol):
+    """A draft over paged KV of its own, whose pages have the target's numbers.
+
+    T tokens, N rows, H the draft's hidden size, W the width of the target's features, Vd its
+    vocabulary. Position p of EAGLE's drafts takes the pair (feature of p, token of p + 1) and
+    predicts token p + 2; STANDALONE's takes token p and predicts token p + 1.
+    """
+
+    @property
+    def config(self) -> DraftConfig:
+        """What it is."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights in memory, without those that it shares with the target."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Computation dtype, which is also that of its KV pool."""
+        ...
+
+    @property
+    def token_ids(self) -> torch.Tensor | None:
+        """int64[Vd]: the target's id of each draft id; None where the two are the same."""
+        ...
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """Hidden states [T, H] that the first pass takes, from the target's features [T, W]."""
+        ...
+
+    def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None, kv: KVPool) -> DraftHidden:
+        """Run ``batch`` (ids of the target's vocabulary); writes its keys and values.
+
+        ``hidden`` [T, H]: ``fuse``'s answer or a pass's ``recurrent``; None for STANDALONE.
+        """
+        ...
+
+    def logits(self, head_input: torch.Tensor) -> torch.Tensor:
+        """Logits [N, Vd] of rows [N, H] of ``head_input``."""
+        ...

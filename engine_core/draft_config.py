@@ -1,0 +1,48 @@
+"""What a draft model with weights is: its layers, what it takes of the target, what it shares."""
+
+from typing import Literal
+
+import msgspec
+
+from .model_config import ModelConfig
+
+DraftAlgorithm = Literal["STANDALONE", "EAGLE", "EAGLE3"]
+
+
+class SpecShape(msgspec.Struct, frozen=True):
+    """How much is drafted a round: S ``steps``, K ``topk`` branches, D ``num_draft_tokens``.
+
+    D counts the nodes of a verify row, the bonus token included; a chain (K = 1) has D = S + 1.
+    """
+
+    steps: int
+    topk: int
+    num_draft_tokens: int
+
+
+class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A draft model (eagle_family.md 2.1 and 2.2), whatever format its config.json has.
+
+    ``model``: the draft's own layers as a dense decoder, with hidden size H and the target's
+    vocabulary. ``feature_layers``: the target's layers whose entering streams it takes, side by
+    side; empty for the target's final hidden state. ``feature_size`` W: width of these features of
+    a position, 0 for a draft that takes none (STANDALONE). ``draft_vocab_size`` Vd: rows of its
+    head. ``owns_embedding``, ``owns_head``: else the target's are used. ``hot_tokens``: the head is
+    rows of the target's (EAGLE with a token map). ``defaults``: the draft's best serving shape.
+    """
+
+    algorithm: DraftAlgorithm
+    model: ModelConfig
+    feature_layers: tuple[int, ...] = ()
+    feature_size: int = 0
+    draft_vocab_size: int
+    owns_embedding: bool
+    owns_head: bool
+    hot_tokens: bool = False
+    fc_bias: bool = False
+    norm_before_fc: bool = False
+    chunk_norms: bool = False
+    norm_output: bool = False
+    norm_before_residual: bool = False
+    first_layer_norm: bool = False
+    defaults: SpecShape | None = None
