@@ -1,6 +1,6 @@
 """Engine flags that ``bench step`` has no use for, and why: field by field."""
 
-from ...engine_core.config import EngineConfig
+from ...engine_core.config import EngineConfig, is_speculation
 
 _SIZES = (
     "max_total_tokens",
@@ -9,11 +9,7 @@ _SIZES = (
     "cuda_graph_max_bs",
 )
 _TEXT = ("skip_tokenizer_init", "tokenizer_path", "served_model_name", "stream_interval")
-_SPECULATION = tuple(
-    name
-    for name in EngineConfig.__struct_fields__
-    if name.startswith("speculative_") or name == "simulate_accept_length"
-)
+_SPECULATION = tuple(filter(is_speculation, EngineConfig.__struct_fields__))
 # Without those of speculation, of which there are many.
 NOT_SPECULATION = {
     **dict.fromkeys(_SIZES, "`bench step` sets it by itself, from the batch sizes; leave it out"),
