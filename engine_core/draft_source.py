@@ -1,7 +1,7 @@
 """The draft model of a configuration, found and checked before anything is loaded."""
 
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import msgspec
 
@@ -29,7 +29,7 @@ class DraftSource(NamedTuple):
     folder: Path
     config: DraftConfig
     shape: SpecShape
-    load_format: str
+    load_format: Literal["auto", "safetensors", "dummy"]
     stored: dict[str, str]
     token_map: tuple[int, ...] | None
 
