@@ -28,7 +28,9 @@ from .device_memory import DeviceMemory
 from .future_map import FutureMap
 from .kv_pool import KVPool
 from .measure import StepTimer
-from .models import DraftNet, GpuModel, LoadFormat, Share, TargetModel, load_draft, load_model
+from .models import GpuModel, LoadFormat, Share, TargetModel, load_model
+from .models.draft_loader import load_draft
+from .models.draft_net import DraftNet
 from .speculative.device_drafter import LoadedDraft
 from .step import StepRunner
 from .threads import choose_num_threads

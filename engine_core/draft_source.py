@@ -71,7 +71,19 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         if isinstance(found, Refused):
             return found
         token_map = found
+        if draft.hot_tokens and len(found) != draft.draft_vocab_size:
+            return Refused(
+                "speculative_token_map",
+                f"names {len(found)} tokens, but the draft's config.json says hot_vocab_size "
+                f"{draft.draft_vocab_size}; give the draft's own map",
+            )
         draft = msgspec.structs.replace(draft, draft_vocab_size=len(found), hot_tokens=True)
+    elif draft.hot_tokens:
+        return Refused(
+            "speculative_token_map",
+            f"is missing, but the draft's config.json says hot_vocab_size "
+            f"{draft.draft_vocab_size}; give the JSON list of their ids",
+        )
     shape = resolve_shape(config, spec.name, target.architecture, draft.defaults)
     if isinstance(shape, Refused):
         return shape

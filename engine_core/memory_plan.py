@@ -53,15 +53,15 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     draft_weight_bytes: int
     loading_bytes: int
     kv_bytes_per_token: int
-    draft_kv_bytes_per_token: int
+    draft_kv_bytes_per_token: int = 0
     page_size: int
     num_pages: int
     num_tokens: int
     kv_bytes: int
     activation_bytes: int
-    draft_activation_bytes: int
+    draft_activation_bytes: int = 0
     graph_bytes: int
-    draft_graph_bytes: int
+    draft_graph_bytes: int = 0
     state_bytes: int
     workspace_bytes: int
     allocator_bytes: int

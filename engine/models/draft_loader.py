@@ -1,5 +1,6 @@
 """From a draft's folder to a network that drafts for a target."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,11 +35,13 @@ def load_draft(
     device: torch.device,
     load_format: LoadFormat = "auto",
     native: bool = True,
+    token_map: Sequence[int] | None = None,
 ) -> DraftNet:
     """The draft of ``folder`` for ``target``, whose embedding and head it may share.
 
     Positions may run ``OVERRUN_TOKENS`` past the draft's context. ``load_format`` and ``native``
-    as for ``load_model``. Raises WeightsError naming the tensor or file that is wrong.
+    as for ``load_model``. ``token_map``: the target's ids that EAGLE with hot tokens drafts from, in
+    the order of its own. Raises WeightsError naming the tensor or file that is wrong.
     """
     longer = config.model.context_length + OVERRUN_TOKENS
     model = msgspec.structs.replace(config.model, context_length=longer)
@@ -48,6 +51,8 @@ def load_draft(
             config, load_model(folder, model, dtype, device, load_format, native)
         )
     weights = _read(folder, config, dtype, device, load_format)
+    if token_map is not None:
+        weights.token_ids = torch.tensor(token_map, dtype=torch.int64)
     return TorchDraft(weights, config, target, dtype, device)
 
 
