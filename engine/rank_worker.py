@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from ..engine_core.config import EngineConfig, refuse_config
+from ..engine_core.config import EngineConfig, refuse_config, served_context
 from ..engine_core.device_config import Placement, place
 from ..engine_core.draft_source import DraftSource, find_draft
 from ..engine_core.host_memory import free_memory
@@ -79,7 +79,7 @@ def find_site(config: EngineConfig, rank: int = 0) -> Site:
     threads = guard("num_threads", lambda: choose_num_threads(config.num_threads, config.tp_size))
     folder = guard("model", lambda: resolve_model(config.model, config.revision))
     whole = guard("model", lambda: load_model_config(folder))
-    context = _context_length(config, whole)
+    context = _accepted(served_context(config, whole.context_length))
     draft = _accepted(find_draft(config, whole, context))
     if draft is not None:
         config = _resolved(config, draft)
@@ -184,15 +184,6 @@ def _accepted(answer: T | Refused) -> T:
     if isinstance(answer, Refused):
         raise RefusedError(answer)
     return answer
-
-
-def _context_length(config: EngineConfig, model: ModelConfig) -> int:
-    if config.context_length is None:
-        return model.context_length
-    if config.context_length > model.context_length:
-        reason = f"{config.context_length} exceeds the model's {model.context_length}; ask for less"
-        raise RefusedError(Refused("context_length", reason))
-    return config.context_length
 
 
 def _load(

@@ -360,6 +360,16 @@ def refuse_config(config: EngineConfig) -> Refused | None:
     return refuse_speculation(config)
 
 
+def served_context(config: EngineConfig, longest: int) -> int | Refused:
+    """Most tokens of a request; ``longest``: of the model."""
+    if config.context_length is None:
+        return longest
+    if config.context_length > longest:
+        reason = f"{config.context_length} exceeds the model's {longest}; ask for less"
+        return Refused("context_length", reason)
+    return config.context_length
+
+
 def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Refused:
     """Resolve the user's configuration against the worker's sizes."""
     refused = refuse_config(config)
@@ -373,14 +383,9 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         drafter = found
         if found is NGRAM:
             drafter = NGRAM_BY_SOURCE[config.speculative_ngram_source]
-    context = worker.context_length
-    if config.context_length is not None:
-        if config.context_length > context:
-            return Refused(
-                "context_length",
-                f"{config.context_length} exceeds the model's {context}; ask for less",
-            )
-        context = config.context_length
+    context = served_context(config, worker.context_length)
+    if isinstance(context, Refused):
+        return context
     running = min(config.max_running_requests, worker.max_slots)
     chunk = config.chunked_prefill_size
     shape = PLAIN if drafter is None else config.shape(drafter)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from . import memory_parts as parts
-from .config import EngineConfig
+from .config import EngineConfig, served_context
 from .device_config import DTYPE_BYTES, Placement
 from .draft_config import SpecShape
 from .draft_memory import NO_DRAFT, NO_PARTS, draft_parts, draft_sizes
@@ -91,10 +91,9 @@ def plan_memory(
     model = share
     if placement.device == "cpu":
         free_bytes //= config.tp_size  # the ranks share the machine's memory
-    context = config.context_length or model.context_length
-    if context > model.context_length:
-        reason = f"{context} exceeds the model's {model.context_length}; ask for less"
-        return Refused("context_length", reason)
+    context = served_context(config, model.context_length)
+    if isinstance(context, Refused):
+        return context
     shape = _shape(config)
     if isinstance(shape, Refused):
         return shape
