@@ -63,7 +63,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A rank's weights in memory, and what its device holds so far."""
+    """A rank's weights in memory, and what its device holds so far.
+
+    ``draft``: the draft model of algorithms that have one.
+    """
 
     site: Site
     model: TargetModel
@@ -165,7 +168,7 @@ def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> E
 
         return make_cpu_worker(info, model, kv, state, timer, config.simulate_accept_length, group)
     runner = StepRunner(model, kv, state, whole.vocab_size, config.simulate_accept_length)
-    return TorchWorker(info, runner, timer)
+    return TorchWorker(info, runner, timer, draft)
 
 
 def guard(field: str, work: Callable[[], T]) -> T:
