@@ -5,7 +5,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from .device_config import refuse_on
-from .drafter_spec import MAX_DRAFT_TOKENS, NGRAM, NGRAM_BY_SOURCE, DrafterSpec, find_drafter
+from .drafter_spec import (
+    MAX_DRAFT_TOKENS,
+    NGRAM,
+    NGRAM_BY_SOURCE,
+    DrafterSpec,
+    DraftKV,
+    find_drafter,
+)
 from .ngram import NgramConfig
 from .refusal import Refused
 from .tensor_parallel import MAX_TP_SIZE
@@ -200,16 +207,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the core runs with, resolved once from the user's wishes and the worker's sizes.
 
-    ``draft_width``: most query tokens of a verify row (1 without speculation).
+    ``draft_width``: most query tokens of a verify row (1 without speculation). ``draft_reach``:
+    tokens from the row's first on that drafting it may write, in the target's KV or the draft's.
     """
 
     engine: EngineConfig
     worker: WorkerInfo
     drafter: DrafterSpec | None
     draft_width: int
+    draft_reach: int
     context_length: int
     max_running_requests: int
     chunk_tokens: int
+
+    @property
+    def kv_reach(self) -> int:
+        """``draft_reach`` of a drafter that keeps its KV in the target's pages; else 0."""
+        shared = self.drafter is not None and self.drafter.draft_kv is DraftKV.SHARED_SLOTS
+        return self.draft_reach if shared else 0
 
 
 def refuse_config(config: EngineConfig) -> Refused | None:
@@ -425,11 +440,13 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         context = config.context_length
     running = min(config.max_running_requests, worker.max_slots)
     chunk = config.chunked_prefill_size
+    width = 1 if drafter is None else config.num_draft_tokens(drafter)
     return CoreConfig(
         engine=config,
         worker=worker,
         drafter=drafter,
-        draft_width=1 if drafter is None else config.num_draft_tokens(drafter),
+        draft_width=width,
+        draft_reach=width,
         context_length=context,
         max_running_requests=running,
         chunk_tokens=2**31 - 1 if chunk == -1 else chunk,
