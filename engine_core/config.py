@@ -6,7 +6,7 @@ import msgspec
 
 from .device_config import refuse_on
 from .draft_config import SpecShape
-from .drafter_spec import NGRAM, NGRAM_BY_SOURCE, DrafterSpec, find_drafter
+from .drafter_spec import NGRAM, NGRAM_BY_SOURCE, DrafterSpec, DraftKV, find_drafter
 from .ngram import NgramConfig
 from .refusal import Refused
 from .spec_shape import PLAIN, draft_reach, given_shape
@@ -262,8 +262,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the core runs with, resolved once from the user's wishes and the worker's sizes.
 
     ``draft_width``: most query tokens of a verify row (1 without speculation). ``draft_reach``:
-    tokens behind the newest known length whose KV a step may write: a verify row's, or those that
-    a draft tree's levels take in the draft's pool, whichever are more.
+    tokens from the row's first on whose KV a step may write: a verify row's, or those that a draft
+    tree's levels take in the draft's pool, whichever are more.
     """
 
     engine: EngineConfig
@@ -274,6 +274,12 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     max_running_requests: int
     chunk_tokens: int
+
+    @property
+    def kv_reach(self) -> int:
+        """``draft_reach`` of a drafter that keeps its KV in the target's pages; else 0."""
+        shared = self.drafter is not None and self.drafter.draft_kv is DraftKV.SHARED_SLOTS
+        return self.draft_reach if shared else 0
 
 
 def refuse_config(config: EngineConfig) -> Refused | None:

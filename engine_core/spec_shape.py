@@ -17,9 +17,9 @@ MAX_LEVEL_TOKENS = 64  # a level's forward has the levels before it in its mask,
 
 
 def draft_reach(shape: SpecShape) -> int:
-    """Tokens behind the newest known length that a step may write in the target's pool or the
-    draft's: those of a verify row, or the nodes that all but the last level feed the draft."""
-    return max(shape.num_draft_tokens, shape.topk * (shape.steps - 1))
+    """Tokens from a row's first on that a step may write in the target's pool or the draft's:
+    those of a verify row, or the bonus token (STANDALONE's) and all nodes that draft others."""
+    return max(shape.num_draft_tokens, 1 + shape.topk * (shape.steps - 1))
 
 
 def given_shape(config: "EngineConfig") -> SpecShape | Refused | None:
