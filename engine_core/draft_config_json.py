@@ -1,5 +1,6 @@
 """The config.json of a draft model, in any of the formats that trainers write."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import assert_never
@@ -63,6 +64,14 @@ def load_draft_config(folder: Path, target: ModelConfig, algorithm: DraftAlgorit
     Raises ModelConfigError naming file and field: for a config that is malformed, that describes
     no draft of ``algorithm``, or whose draft does not fit the target.
     """
+    config = parse_draft_config(folder, target, algorithm)
+    for reason in misfits(config, target):
+        raise ModelConfigError(f"{folder / 'config.json'}: {reason}")
+    return config
+
+
+def parse_draft_config(folder: Path, target: ModelConfig, algorithm: DraftAlgorithm) -> DraftConfig:
+    """As ``load_draft_config``, but whether the draft fits the target is ``misfits``' to say."""
     path = folder / "config.json"
     try:
         text = read_config(path)
@@ -76,7 +85,6 @@ def load_draft_config(folder: Path, target: ModelConfig, algorithm: DraftAlgorit
                 config = _eagle3(_layers(text, fields, path, algorithm, target), fields, target)
             case _:
                 assert_never(algorithm)
-        _check_fit(config, target)
     except ModelConfigError:
         raise
     except (ValueError, msgspec.MsgspecError) as error:
@@ -189,25 +197,26 @@ def feature_layers(num_layers: int, layer_ids: tuple[int, ...] | None) -> tuple[
     return chosen
 
 
-def _check_fit(config: DraftConfig, target: ModelConfig) -> None:
+def misfits(config: DraftConfig, target: ModelConfig) -> Iterator[str]:
+    """Why the draft cannot draft for ``target``: the field, the reason and what to do, of each."""
     model = config.model
     if model.vocab_size != target.vocab_size:
-        raise ValueError(
+        yield (
             f"vocab_size: {model.vocab_size} is not the target's {target.vocab_size}; use a draft "
             "with the target's tokenizer"
         )
     if not 1 <= config.draft_vocab_size <= target.vocab_size:
-        raise ValueError(
+        yield (
             f"draft_vocab_size: {config.draft_vocab_size} is not between 1 and the vocabulary's "
-            f"{target.vocab_size}"
+            f"{target.vocab_size}; use a draft with the target's tokenizer"
         )
     if config.algorithm == "EAGLE" and model.hidden_size != target.hidden_size:
-        raise ValueError(
+        yield (
             f"hidden_size: {model.hidden_size} is not the target's {target.hidden_size}; use a "
             "draft that was trained for this target"
         )
     if model.context_length < target.context_length:
-        raise ValueError(
+        yield (
             f"max_position_embeddings: {model.context_length} is shorter than the target's context "
             f"of {target.context_length}; serve with --context-length {model.context_length}, or "
             "raise it if the draft's rotary embedding reaches further"

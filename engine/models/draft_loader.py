@@ -24,7 +24,7 @@ from .standalone_draft import StandaloneDraft
 from .torch_draft import TorchDraft
 
 # What checkpoints hold of the target, and what only training reads.
-_UNUSED = ("embed_tokens.weight", "lm_head.weight", "t2d")
+UNUSED = ("embed_tokens.weight", "lm_head.weight", "t2d")
 
 
 def load_draft(
@@ -77,7 +77,7 @@ def _read(
     except WeightsError as error:
         text = str(error)
         raise WeightsError(text if str(folder) in text else f"{folder}: {text}") from None
-    tensors.finish((*_UNUSED, *IGNORABLE))
+    tensors.finish((*UNUSED, *IGNORABLE))
     return weights
 
 

@@ -1,9 +1,5 @@
 """``outrider bench step``: a child process measures, so that its memory and its GPU are fresh."""
 
-import os
-import subprocess
-import sys
-
 import msgspec
 
 from ...engine_core.memory_report import memory_line
@@ -16,6 +12,7 @@ from ...engine_core.step_bench import (
     encode_line,
     shown_rate,
 )
+from ..child_answer import ask_child
 from ..errors import LaunchError, LaunchRefused
 from ..launch import describe_exit
 
@@ -29,32 +26,18 @@ _PREFILL_HEADER = (
 )
 
 
-def step_command() -> list[str]:
-    """How the measuring process is started. ``-P`` keeps the working folder off its path."""
-    return [sys.executable, "-P", "-m", "outrider.engine.bench_step"]
-
-
 def bench_steps(spec: StepBenchSpec) -> StepBenchReport:
     """Measure in a child process, whose messages go to standard error.
 
     Raises LaunchRefused for a setting that the model or the machine does not allow, LaunchError
     when the child ends without an answer.
     """
+    out, status = ask_child("outrider.engine.bench_step", encode_line(spec))
     try:
-        done = subprocess.run(
-            step_command(),
-            input=encode_line(spec),
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            check=False,
-        )
-    except OSError as error:
-        raise LaunchError(f"the measuring process could not be started: {error}") from None
-    try:
-        answer = decode_answer(done.stdout)
+        answer = decode_answer(out)
     except msgspec.MsgspecError:
         raise LaunchError(
-            f"the measuring process ended without an answer ({describe_exit(done.returncode)}); "
+            f"the measuring process ended without an answer ({describe_exit(status)}); "
             "its messages are above"
         ) from None
     if answer.report is None:

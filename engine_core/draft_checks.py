@@ -1,0 +1,190 @@
+"""What can be said of a draft and its target from their files' headers, without loading either."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from .config import EngineConfig
+from .draft_config import DraftAlgorithm, DraftConfig
+from .draft_config_json import misfits, parse_draft_config
+from .draft_finding import Finding, failed
+from .draft_source import find_draft
+from .drafter_spec import find_drafter
+from .model_config import ModelConfig, ModelConfigError, load_model_config
+from .model_path import resolve_draft, resolve_model
+from .refusal import Refused, RefusedError
+from .safetensors_header import HeaderError, tensor_dtypes
+from .tokenizer_match import match_tokenizers
+
+_FLOATS = ("bfloat16", "float16", "float32")
+_INDEXES = ("d2t", "t2d")  # of whole numbers by design
+# The check that a field of config.json belongs to.
+_CHECK_OF = {
+    "vocab_size": "vocabulary",
+    "draft_vocab_size": "vocabulary",
+    "hot_vocab_size": "vocabulary",
+    "hidden_size": "hidden width",
+    "target_hidden_size": "hidden width",
+    "eagle_config.eagle_aux_hidden_state_layer_ids": "captured layers",
+    "num_aux_hidden_states": "captured layers",
+    "max_position_embeddings": "positions",
+    "quantization_config": "types",
+    "architectures": "architecture",
+}
+
+
+def check_draft(config: EngineConfig) -> Iterator[Finding]:
+    """Check the draft model of ``config``, one finding after the other; nothing for algorithms
+    without one. Raises RefusedError, ModelNotFound for a target that cannot be used by itself,
+    and for a draft that is not there.
+    """
+    algorithm = config.speculative_algorithm
+    spec = None if algorithm is None else find_drafter(algorithm)
+    if spec is None or isinstance(spec, Refused) or not spec.has_model:
+        return
+    target_folder = resolve_model(config.model, config.revision)
+    try:
+        target = load_model_config(target_folder)
+    except ModelConfigError as error:
+        raise RefusedError(Refused("model", str(error))) from None
+    context = config.context_length or target.context_length
+    target = msgspec.structs.replace(target, context_length=context)
+    folder = resolve_draft(
+        spec.name,
+        config.model,
+        config.speculative_draft_model_path,
+        config.speculative_draft_model_revision,
+    )
+    alone = spec.name == "STANDALONE"
+    yield match_tokenizers(target_folder, folder, alone)
+    try:
+        draft = parse_draft_config(folder, target, cast(DraftAlgorithm, spec.name))
+    except ModelConfigError as error:
+        yield _misfit(str(error).removeprefix(f"{folder / 'config.json'}: "))
+        return
+    fit = list(_fit(draft, target))
+    yield from fit
+    if "dummy" not in (config.speculative_draft_load_format, config.load_format):
+        yield _types(folder, target)
+    if all(finding.level != "failed" for finding in fit):
+        yield _whole(config, target, context)
+
+
+def algorithm_of(folder: Path) -> DraftAlgorithm:
+    """What a draft's tensors say that it is. Raises HeaderError."""
+    names = [name.removeprefix("model.") for name in tensor_dtypes(folder)]
+    if not any(name.startswith("fc.") for name in names):
+        return "STANDALONE"
+    three = any(name == "d2t" or name.endswith("hidden_norm.weight") for name in names)
+    return "EAGLE3" if three else "EAGLE"
+
+
+def _fit(draft: DraftConfig, target: ModelConfig) -> Iterator[Finding]:
+    """Findings of what misfits, and of what was looked at and fits."""
+    wrong = [_misfit(reason) for reason in misfits(draft, target)]
+    bad = {finding.check for finding in wrong}
+    yield from wrong
+    yield from (finding for finding in _fitting(draft, target) if finding.check not in bad)
+
+
+def _misfit(reason: str) -> Finding:
+    field, separator, _ = reason.partition(": ")
+    return failed(_CHECK_OF.get(field, "config.json") if separator else "config.json", reason)
+
+
+def _fitting(draft: DraftConfig, target: ModelConfig) -> Iterator[Finding]:
+    model, vocab = draft.model, target.vocab_size
+    known = draft.draft_vocab_size
+    part = "" if known == vocab else f", of which the draft knows {known} ({known / vocab:.0%})"
+    yield Finding("vocabulary", "ok", f"{vocab} ids{part}")
+    yield _end(model, target)
+    match draft.algorithm:
+        case "STANDALONE":
+            yield Finding(
+                "hidden width", "ok", f"{model.hidden_size}, by itself: it takes text alone"
+            )
+        case "EAGLE":
+            yield Finding("hidden width", "ok", f"{model.hidden_size} is the target's")
+            yield Finding("captured layers", "ok", "the target's final hidden state")
+        case "EAGLE3":
+            taken = (
+                f"{draft.feature_size} features of {target.hidden_size}-wide streams become "
+                f"{model.hidden_size}"
+            )
+            yield Finding("hidden width", "ok", taken)
+            yield _captured(draft, target)
+    yield Finding(
+        "positions",
+        "ok",
+        f"{model.context_length} of the draft, {target.context_length} of the target as served",
+    )
+
+
+def _captured(draft: DraftConfig, target: ModelConfig) -> Finding:
+    layers = draft.feature_layers
+    if not layers:
+        return Finding("captured layers", "ok", "the target's final hidden state")
+    outputs = ", ".join(str(layer - 1) for layer in layers if layer)
+    parts = ["the embedding"] if 0 in layers else []
+    parts += [f"outputs of layers {outputs}"] if outputs else []
+    count = target.num_hidden_layers
+    return Finding("captured layers", "ok", f"{' and '.join(parts)}, of {count} counted from 0")
+
+
+def _end(draft: ModelConfig, target: ModelConfig) -> Finding:
+    """Whether both end a text by the same tokens; the target's count, whatever the draft says."""
+    theirs, ours = set(draft.eos_token_ids), set(target.eos_token_ids)
+    if not theirs or theirs & ours or not ours:
+        return Finding("end of text", "ok", f"token ids {sorted(ours)}, those of the target")
+    return Finding(
+        "end of text",
+        "warning",
+        f"{sorted(theirs)} in the draft's config.json, {sorted(ours)} in the target's",
+        "often a sign of another tokenizer or chat format; generation follows the target's",
+    )
+
+
+def _types(folder: Path, target: ModelConfig) -> Finding:
+    try:
+        stored = tensor_dtypes(folder)
+    except HeaderError as error:
+        return failed("types", f"{error}; fetch the file again")
+    kinds = {name: kind for name, kind in stored.items() if name.rsplit(".")[-1] not in _INDEXES}
+    odd = next((name for name, kind in kinds.items() if kind not in _FLOATS), None)
+    if odd is not None:
+        return failed(
+            "types",
+            f"tensor {odd!r} is {kinds[odd]}, of a quantised or foreign checkpoint; use the "
+            "draft's bfloat16, float16 or float32 checkpoint",
+        )
+    if not kinds:
+        return failed(
+            "types", f"{folder} has no *.safetensors file; convert pytorch_model.bin to it"
+        )
+    found = " and ".join(sorted(set(kinds.values())))
+    if set(kinds.values()) == {target.torch_dtype}:
+        return Finding("types", "ok", f"{found}, as the target's")
+    if "float16" in kinds.values() and target.torch_dtype == "bfloat16":
+        return Finding(
+            "types",
+            "warning",
+            f"{found} beside a bfloat16 target, whose streams may leave float16's range",
+            "it runs in the target's type; prefer a bfloat16 checkpoint of the draft",
+        )
+    return Finding("types", "ok", f"{found}; both run in the engine's type")
+
+
+def _whole(config: EngineConfig, target: ModelConfig, context: int) -> Finding:
+    """What starting would refuse beyond that, and how much is drafted."""
+    source = find_draft(config, target, context)
+    if isinstance(source, Refused):
+        return failed(source.field, source.reason)
+    assert source is not None, "the algorithm has a draft model"
+    steps, topk, nodes = msgspec.structs.astuple(source.shape)
+    return Finding(
+        "shape",
+        "ok",
+        f"{steps} steps of topk {topk}; a row verifies {nodes} nodes, the bonus token included",
+    )
