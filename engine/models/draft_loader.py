@@ -40,8 +40,8 @@ def load_draft(
     """The draft of ``folder`` for ``target``, whose embedding and head it may share.
 
     Positions may run ``OVERRUN_TOKENS`` past the draft's context. ``load_format`` and ``native``
-    as for ``load_model``. ``token_map``: the target's ids that EAGLE with hot tokens drafts from, in
-    the order of its own. Raises WeightsError naming the tensor or file that is wrong.
+    as for ``load_model``. ``token_map``: the target's ids that EAGLE with hot tokens drafts from,
+    in the order of its own. Raises WeightsError naming the tensor or file that is wrong.
     """
     longer = config.model.context_length + OVERRUN_TOKENS
     model = msgspec.structs.replace(config.model, context_length=longer)

@@ -70,9 +70,7 @@ def bench_rounds(spec: StepBenchSpec) -> StepBenchReport:
     The report is that of the rounds, with the plain rows before them. Raises as ``bench_steps``.
     """
     plain = bench_steps(
-        msgspec.structs.replace(
-            spec, config=spec.config.without_speculation(), prefill_lengths=()
-        )
+        msgspec.structs.replace(spec, config=spec.config.without_speculation(), prefill_lengths=())
     )
     report = bench_steps(spec)
     walls = {(row.batch_size, row.context): row.wall_ms for row in plain.rows}
