@@ -70,6 +70,8 @@ def bench_rounds(spec: StepBenchSpec) -> StepBenchReport:
     The report is that of the rounds, with the plain rows before them. Raises as ``bench_steps``.
     """
     report = bench_steps(spec)
+    if not spec.contexts:
+        return report
     config = spec.config.without_speculation()
     plain = bench_steps(msgspec.structs.replace(spec, config=config, prefill_lengths=()))
     walls = {(row.batch_size, row.context): row.wall_ms for row in plain.rows}
