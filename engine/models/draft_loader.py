@@ -75,8 +75,8 @@ def _read(
         return weights
     _refuse_pickles(folder)
     checkpoint = Checkpoint(folder)
-    tensors = DraftTensors(checkpoint)
     try:
+        tensors = DraftTensors(checkpoint)
         weights = read_draft(tensors, config)
         if config.algorithm == "EAGLE3":
             weights.token_ids = read_token_ids(tensors, config)
