@@ -29,9 +29,9 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     drafts on the device, inside the step. ``implementation``: ``module:attribute`` of a function
     ``make(config: EngineConfig, spec: DrafterSpec) -> HostDrafter``, or on the device
     ``make(context: DrafterContext) -> DeviceDrafter``, imported by the process that runs the
-    drafter. ``default_num_draft_tokens``: of drafters without a model, whose shapes
-    :mod:`.spec_shape` resolves. ``fills``: with a host drafter, the implementation of one on the device that drafts
+    drafter. ``fills``: with a host drafter, the implementation of one on the device that drafts
     for the rows that the host has nothing for; empty: there is none.
+    ``default_num_draft_tokens``: of drafters without a model (:mod:`.spec_shape` has the others').
     """
 
     name: str

@@ -164,16 +164,12 @@ def plan_memory(
         graph_bytes=parts.graph_bytes(config, model, width, item) if on_cuda else 0,
         draft_graph_bytes=drafting.graph_bytes,
         state_bytes=(
-            parts.slot_bytes(config, context)
-            + parts.rotary_bytes(model)
-            + drafting.state_bytes
+            parts.slot_bytes(config, context) + parts.rotary_bytes(model) + drafting.state_bytes
         ),
         workspace_bytes=parts.workspace_bytes(model, nodes) if on_cuda else 0,
         allocator_bytes=parts.allocator_bytes() if on_cuda else 0,
         total_bytes=0,
-        edit_bytes=(
-            parts.edit_bytes(config, model, width) + drafting.edit_bytes if on_cuda else 0
-        ),
+        edit_bytes=(parts.edit_bytes(config, model, width) + drafting.edit_bytes if on_cuda else 0),
     )
     return _fitting(msgspec.structs.replace(plan, total_bytes=_peak(plan)))
 

@@ -11,7 +11,6 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 
-
 class ModelNotFound(ValueError):
     """No model of that name; the message names the flag and lists every place looked at."""
 

@@ -12,9 +12,9 @@ def draft_work(
     """A round of ``rows`` requests: the extend over a verify row's tokens, and a forward a step.
 
     EAGLE's first step reads its candidates from the extend, so that ``steps`` forwards read layers
-    and head; STANDALONE's takes the bonus token in one more, whose logits nobody needs. Features
-    pass fc once a round in EAGLE3, with every token in EAGLE. A forward after the extend takes
-    ``topk`` tokens a row. ``length``: mean tokens of a request, whose draft KV a forward reads once.
+    and head; STANDALONE's extend is one more, whose logits nobody needs. Features pass fc once a
+    round in EAGLE3, with every token in EAGLE. A forward after the extend takes ``topk`` tokens a
+    row. ``length``: mean tokens of a request, whose draft KV a forward reads once.
     """
     model, steps = draft.model, shape.steps
     hidden = model.hidden_size
@@ -36,9 +36,10 @@ def draft_work(
     item = DTYPE_BYTES[dtype]
     seen = sum(min(length, window) if window else length for window in model.sliding_windows)
     kv = rows * seen * kv_bytes_per_token(model, item) / model.num_hidden_layers
+    linear = extended * (layers + fused) + later * stepped * layers
+    heads = (rows + (steps - 1) * stepped) * head
     return StepWork(
         weight_bytes=((1 + later) * layers + steps * head + fused) * item,
         kv_bytes=round((1 + later) * kv),
-        operations=2
-        * (extended * (layers + fused) + later * stepped * layers + (rows + (steps - 1) * stepped) * head),
+        operations=2 * (linear + heads),
     )

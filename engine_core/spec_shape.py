@@ -83,7 +83,9 @@ def resolve_shape(
         shape = own if own is not None else _table(algorithm, architecture)
         refused = refuse_shape(shape)
         if refused is not None:
-            return Refused("speculative_draft_model_path", f'its config.json: "outrider": {refused}')
+            return Refused(
+                "speculative_draft_model_path", f'its config.json: "outrider": {refused}'
+            )
     if isinstance(shape, Refused):
         return shape
     return refuse_simulation(config, shape.num_draft_tokens) or shape

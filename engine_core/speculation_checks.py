@@ -164,5 +164,3 @@ def _refuse_trie_flags(config: "EngineConfig") -> Refused | None:
                 "cpu or both",
             )
     return None
-
-

@@ -104,8 +104,6 @@ def make_row(machine: Machine, case: Case, timing: Timing, plain: StepRow | None
         bare_steps_per_s=None if bare is None else 1 / bare,
         share_of_bare=None if bare is None else bare / mean,
         verify_over_plain=None if plain is None else wall * 1e3 / plain.wall_ms,
-        accept_length=(
-            None if machine.draft is None else timing.emitted / case.batch_size / steps
-        ),
+        accept_length=(None if machine.draft is None else timing.emitted / case.batch_size / steps),
         simulated=machine.simulated,
     )

@@ -1,6 +1,5 @@
 """From a draft's folder to a network that drafts for a target."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,6 +8,8 @@ import torch
 from ...engine_core.draft_config import DraftConfig
 from ...engine_core.memory_parts import OVERRUN_TOKENS
 from ..weights import Checkpoint, RandomTensors, WeightsError
+from .cpu_decoder import supports_cpu_kernels
+from .cpu_draft import NativeDraft
 from .decoder_weights import IGNORABLE
 from .draft_net import DraftNet
 from .draft_weights import (
@@ -35,13 +36,13 @@ def load_draft(
     device: torch.device,
     load_format: LoadFormat = "auto",
     native: bool = True,
-    token_map: Sequence[int] | None = None,
+    token_map: tuple[int, ...] | None = None,
 ) -> DraftNet:
     """The draft of ``folder`` for ``target``, whose embedding and head it may share.
 
-    Positions may run ``OVERRUN_TOKENS`` past the draft's context. ``load_format`` and ``native``
-    as for ``load_model``. ``token_map``: the target's ids that EAGLE with hot tokens drafts from, in
-    the order of its own. Raises WeightsError naming the tensor or file that is wrong.
+    ``token_map``: the target's id of each draft id, for ``hot_tokens``. Positions may run
+    ``OVERRUN_TOKENS`` past the draft's context. ``load_format`` and ``native`` as for
+    ``load_model``. Raises WeightsError naming the tensor or file that is wrong.
     """
     longer = config.model.context_length + OVERRUN_TOKENS
     model = msgspec.structs.replace(config.model, context_length=longer)
@@ -50,27 +51,32 @@ def load_draft(
         return StandaloneDraft(
             config, load_model(folder, model, dtype, device, load_format, native)
         )
-    weights = _read(folder, config, dtype, device, load_format)
-    if token_map is not None:
-        weights.token_ids = torch.tensor(token_map, dtype=torch.int64)
+    native = native and supports_cpu_kernels(model, dtype, device)
+    # Native kernels keep bfloat16 weights as they are: random ones are as large as real ones.
+    stored = torch.bfloat16 if native and model.torch_dtype == "bfloat16" else dtype
+    weights = _read(folder, config, stored, device, load_format)
+    if config.hot_tokens:
+        weights.token_ids = _hot_ids(config, token_map)
+    if native:
+        return NativeDraft(weights, config, target)
     return TorchDraft(weights, config, target, dtype, device)
 
 
 def _read(
     folder: Path,
     config: DraftConfig,
-    dtype: torch.dtype,
+    dummy_dtype: torch.dtype,
     device: torch.device,
     load_format: LoadFormat,
 ) -> DraftWeights:
     if load_format == "dummy":
-        weights = read_draft(RandomTensors(dtype, device), config)
+        weights = read_draft(RandomTensors(dummy_dtype, device), config)
         weights.token_ids = spread_token_ids(config)
         return weights
     _refuse_pickles(folder)
     checkpoint = Checkpoint(folder)
-    tensors = DraftTensors(checkpoint)
     try:
+        tensors = DraftTensors(checkpoint)
         weights = read_draft(tensors, config)
         if config.algorithm == "EAGLE3":
             weights.token_ids = read_token_ids(tensors, config)
@@ -79,6 +85,17 @@ def _read(
         raise WeightsError(text if str(folder) in text else f"{folder}: {text}") from None
     tensors.finish((*UNUSED, *IGNORABLE))
     return weights
+
+
+def _hot_ids(config: DraftConfig, token_map: tuple[int, ...] | None) -> torch.Tensor:
+    size = config.draft_vocab_size
+    if token_map is None or len(token_map) != size:
+        found = "none is given" if token_map is None else f"the one given has {len(token_map)}"
+        raise WeightsError(
+            f"hot_vocab_size: the draft proposes {size} tokens of a token map, but {found}; name "
+            "the draft's own by --speculative-token-map"
+        )
+    return torch.tensor(token_map)
 
 
 def _refuse_pickles(folder: Path) -> None:

@@ -15,7 +15,7 @@ _TEXT = ("skip_tokenizer_init", "tokenizer_path", "served_model_name", "stream_i
 _NGRAM = tuple(
     name for name in EngineConfig.__struct_fields__ if name.startswith("speculative_ngram_")
 )
-_RANDOM = "`bench step` verifies random drafts (--draft-lengths) in place of a drafter without a model"
+_RANDOM = "`bench step` verifies random drafts (--draft-lengths) where no model drafts"
 # Without those of NGRAM, of which there are many.
 NOT_NGRAM = {
     **dict.fromkeys(_SIZES, "`bench step` sets it by itself, from the batch sizes; leave it out"),
