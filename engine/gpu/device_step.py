@@ -127,8 +127,8 @@ class DeviceStep:
         if layers is None:
             hidden = self._model.forward(batch, self._kv)
             return hidden, hidden.new_empty(len(hidden), 0)
-        hidden, streams = self._model.forward_capture(batch, self._kv, layers)
-        return hidden, torch.cat(streams, dim=1) if layers else hidden
+        hidden, features = self._model.forward_capture(batch, self._kv, layers)
+        return hidden, features if layers else hidden
 
     def _target(
         self, hidden: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape

@@ -67,12 +67,12 @@ class TorchDecoder:
     @torch.inference_mode()
     def forward_capture(
         self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """``forward`` plus the residual stream [T, H] entering each captured layer."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``forward`` plus the streams entering the captured layers, side by side [T, A * H]."""
         self._rotary.reserve(int(batch.positions.max()) + 1)
         cos, sin = self._rotary.cos[batch.positions], self._rotary.sin[batch.positions]
         stream = F.embedding(batch.input_ids, self._head.embed)
-        captured: list[torch.Tensor] = []
+        captured = [stream[:, :0]]
         for index, layer in enumerate(self._layers):
             if index in capture_layers:
                 captured.append(stream)
@@ -82,7 +82,8 @@ class TorchDecoder:
             stream = stream + self._summed(F.linear(gated, layer.down, layer.down_bias))
         if len(self._layers) in capture_layers:
             captured.append(stream)
-        return rms_norm(stream, self._head.final_norm, self._config.rms_norm_eps), captured
+        hidden = rms_norm(stream, self._head.final_norm, self._config.rms_norm_eps)
+        return hidden, torch.cat(captured, dim=1)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,7 @@ def run(
     kv, found = KVPool(20, PAGE, config, model.dtype, device), []
     for batch in batches():
         hidden, streams = model.forward_capture(on(batch, device), kv, (0, 1, 2))
-        found += [tensor.float().cpu() for tensor in (model.logits(hidden), *streams)]
+        found += [tensor.float().cpu() for tensor in (model.logits(hidden), streams)]
     return found
 
 
