@@ -90,7 +90,9 @@ def draft_input(
     """
     (vocab, embed_width), (tokens, hidden_width) = table.shape, hidden.shape
     if vocab < 1 or ids.shape != (tokens,) or not ids.is_contiguous():
-        raise ValueError(f"{tuple(ids.shape)} ids of a table {tuple(table.shape)} for {tokens} rows")
+        raise ValueError(
+            f"{tuple(ids.shape)} ids of a table {tuple(table.shape)} for {tokens} rows"
+        )
     if table.stride(1) != 1 or hidden.stride(1) != 1 or table.dtype != hidden.dtype:
         raise ValueError("table and hidden are not contiguous rows of one dtype")
     for weight, width in ((embed_norm, embed_width), (hidden_norm, hidden_width)):

@@ -70,13 +70,12 @@ def _row_tops(
         tl.extra.cuda.gdc_wait()
     # A chunk's first value is its peak, which its sum is relative to.
     there = chunk < chunks
-    peaks = tl.load(
-        values + (row * chunks + chunk) * COUNT, mask=there, other=-float("inf")
-    )
+    peaks = tl.load(values + (row * chunks + chunk) * COUNT, mask=there, other=-float("inf"))
     peak = tl.max(peaks, 0)
     usable = peak < float("inf")
     parts = tl.load(sums + row * chunks + chunk, mask=there, other=0.0)
-    scale = tl.exp(tl.where(there & usable, peaks - peak, -float("inf")))
+    peak = tl.where(usable, peak, 0.0)
+    scale = tl.exp(tl.where(peaks < float("inf"), peaks, -float("inf")) - peak)
     total = tl.sum(parts * scale, 0)
     inside = lane < chunks * COUNT
     value = tl.load(values + row * chunks * COUNT + lane, mask=inside, other=-float("inf"))
@@ -89,7 +88,7 @@ def _row_tops(
         out = token.to(tl.int64)
         if names is not None:
             out = tl.load(names + token, mask=usable & (token < vocab), other=-1).to(tl.int64)
-        probability = tl.exp(best - peak) / total
+        probability = tl.exp(tl.where(usable, best - peak, 0.0)) / total
         tl.store(tokens + row * COUNT + k, tl.where(usable, out, -1))
         tl.store(probabilities + row * COUNT + k, tl.where(usable, probability, 0.0))
 

@@ -65,6 +65,7 @@ class NativeDecoder:
         self._logits = _Rows(config.vocab_size)
         head = read_head(source, config)
         self._embedding = head.embed
+        self._output_head = head.lm_head
         arena = Arena(_arena_bytes(config, head.embed.dtype))
         self._weight_bytes = 0
         for index in range(config.num_hidden_layers):
@@ -85,6 +86,11 @@ class NativeDecoder:
     def embedding(self) -> torch.Tensor:
         """The embedding table [V, H] as it lies in the checkpoint's file, mapped into memory."""
         return self._embedding
+
+    @property
+    def output_head(self) -> torch.Tensor:
+        """The output head [V, H] as it lies in the checkpoint's file, mapped into memory."""
+        return self._output_head
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Hidden states [T, H] after the final norm."""

@@ -15,7 +15,8 @@ from ..weights import TensorSource
 from .decoder_weights import LayerWeights, read_head, read_layer
 from .gpu_layers import GpuLayers
 from .model import Reduce
-from .torch_decoder import head_to, layer_to
+from .torch_decoder import head_to
+from .torch_layers import layer_to
 
 
 class GpuDecoder:
@@ -67,8 +68,8 @@ class GpuDecoder:
         return self._head.embed
 
     @property
-    def head(self) -> torch.Tensor:
-        """The output head [V, H], which may be the embedding."""
+    def output_head(self) -> torch.Tensor:
+        """The output head [V, H]."""
         return self._head.lm_head
 
     def tune(self, rows: Iterable[int]) -> None:

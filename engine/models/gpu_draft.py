@@ -12,9 +12,10 @@ from ..gemm_table import GemmKey
 from ..gemm_timer import Layer
 from ..kv_pool import KVPool
 from .draft_net import DraftHidden
-from .draft_weights import DraftWeights, weights_to
+from .draft_weights import DraftWeights
 from .gpu_layers import GpuLayers
 from .model import TargetModel
+from .torch_draft import weights_to
 
 
 class GpuDraft:
@@ -115,9 +116,7 @@ class GpuDraft:
         """Logits [N, Vd] of rows [N, H], in the computation dtype."""
         return self._parts.linear.linear(head_input, self._head)
 
-    def _enter(
-        self, ids: torch.Tensor, hidden: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _enter(self, ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream [T, H] that enters the first layer, and what its attention takes in."""
         parts, weights = self._parts, self._weights
         eps, first = self._config.model.rms_norm_eps, weights.layers[0]

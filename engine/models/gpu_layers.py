@@ -18,7 +18,7 @@ from ..gemm_table import Epilogue
 from ..gemm_timer import Layer
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
-from .decoder_weights import LayerWeights
+from .decoder_weights import LayerBody
 from .gpu_linear import GpuLinear
 from .model import Reduce
 
@@ -47,14 +47,14 @@ class GpuLayers:
         # A table that grew would move away from under captured graphs.
         self._rotary.reserve(config.context_length)
 
-    def adopt(self, layer: LayerWeights) -> LayerWeights:
+    def adopt(self, layer: LayerBody) -> LayerBody:
         """The layer itself; a gate and its up then fall into one tile of a matmul."""
         layer.gate_up = interleave_gate_up(layer.gate_up, self._block)
         if layer.gate_up_bias is not None:
             layer.gate_up_bias = interleave_gate_up(layer.gate_up_bias, self._block)
         return layer
 
-    def matmuls(self, layer: LayerWeights) -> list[tuple[Epilogue, torch.Tensor]]:
+    def matmuls(self, layer: LayerBody) -> list[tuple[Epilogue, torch.Tensor]]:
         """A layer's matmuls in the order of their launches."""
         # Of several ranks' sums the residual is no part.
         mixing: Epilogue = "residual" if self._reduce is None else "none"
@@ -70,7 +70,7 @@ class GpuLayers:
         with torch.inference_mode():
             self.linear.tune(chain, self._block, rows)
 
-    def gated(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
+    def gated(self, layer: LayerBody, normed: torch.Tensor) -> torch.Tensor:
         """What the down projection takes in, [T, I], of the MLP's input [T, H]."""
         return self.linear.linear_silu_mul(
             normed, layer.gate_up, bias=layer.gate_up_bias, block=self._block
@@ -111,7 +111,7 @@ class GpuLayers:
     def attention(
         self,
         index: int,
-        layer: LayerWeights,
+        layer: LayerBody,
         normed: torch.Tensor,
         batch: ForwardBatch,
         kv: KVPool,
