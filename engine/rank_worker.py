@@ -26,6 +26,7 @@ from .future_map import FutureMap
 from .kv_pool import KVPool
 from .measure import StepTimer
 from .models import GpuModel, LoadFormat, Share, TargetModel, load_model
+from .speculative.device_drafter import LoadedDraft
 from .step import StepRunner
 from .threads import choose_num_threads
 from .weights import WeightsError
@@ -55,11 +56,15 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A rank's weights in memory, and what its device holds so far."""
+    """A rank's weights in memory, and what its device holds so far.
+
+    ``draft``: the draft model of algorithms that have one.
+    """
 
     site: Site
     model: TargetModel
     memory: DeviceMemory
+    draft: LoadedDraft | None = None
 
 
 def find_site(config: EngineConfig, rank: int = 0) -> Site:
@@ -129,7 +134,7 @@ def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> E
         # Loads triton, which machines without a GPU need not have.
         from .gpu.worker import GpuWorker
 
-        worker = GpuWorker(info, config, model, kv, max_pages, group)
+        worker = GpuWorker(info, config, model, kv, max_pages, group, loaded.draft)
         memory.mark("state")
         return worker
     state = FutureMap(max_slots, max_pages, whole.vocab_size, device)
@@ -139,7 +144,7 @@ def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> E
 
         return make_cpu_worker(info, model, kv, state, timer, config.simulate_accept_length, group)
     runner = StepRunner(model, kv, state, whole.vocab_size, config.simulate_accept_length)
-    return TorchWorker(info, runner, timer)
+    return TorchWorker(info, runner, timer, loaded.draft)
 
 
 def guard(field: str, work: Callable[[], T]) -> T:

@@ -14,7 +14,7 @@ from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..agreement import Ranks
 from ..kv_pool import KVPool
 from ..models import GpuModel
-from ..speculative.device_drafter import DrafterContext, LoadedDraft, load_device_drafter
+from ..speculative.device_drafter import LoadedDraft, make_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
@@ -61,7 +61,7 @@ class GpuWorker:
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device, decides)
         self._model = model
         self._step = DeviceStep(model, kv, state, config.simulate_accept_length, ranks=ranks)
-        self._max_tokens = max_pages * kv.page_size
+        self._page_size = kv.page_size
         self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._runner = self._make_runner(1)
@@ -76,17 +76,10 @@ class GpuWorker:
 
     def prepare(self, config: CoreConfig) -> None:
         """Make the device's drafter and capture every decode-only step that the core may plan."""
-        if config.drafter is not None and config.drafter.on_device:
-            state = self._step.state
-            context = DrafterContext(
-                config.engine,
-                state.spare_slot + 1,
-                self._max_tokens,
-                self._device,
-                state.page_table,
-                self._draft,
-            )
-            self._step.drafter = load_device_drafter(config.drafter, context)
+        page_table = self._step.state.page_table
+        drafter = make_drafter(config, page_table, self._page_size, self._draft)
+        if drafter is not None:
+            self._step.drafter = drafter
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)
         self.set_verify_width(config.draft_width)
         self._runner.capture()
