@@ -52,7 +52,8 @@ def add_rms_norm(
 
     All of one float dtype; the sum is rounded to it before it is normed, and written to ``total``
     [T, H], else in place. ``weight`` [H], ``gemma`` and ``pdl`` are those of
-    `rms_norm_gpu.rms_norm`. Raises ValueError unless all have contiguous rows as wide as the weight.
+    `rms_norm_gpu.rms_norm`. Raises ValueError unless all three have contiguous rows as wide as the
+    weight.
     """
     width = weight.shape[0]
     total = residual if total is None else total

@@ -3,11 +3,10 @@
 import torch
 
 
-def greedy_argmax(logits: torch.Tensor, names: torch.Tensor | None = None) -> torch.Tensor:
-    """int64[N]: the id of each row's largest logit, the lowest column among equals.
+def greedy_argmax(logits: torch.Tensor) -> torch.Tensor:
+    """int64[N]: the id of each row's largest logit, the lowest one among equals.
 
-    ``logits`` is float32[N, V]. The id is the column, or what int64[V] ``names`` has there. A row
-    with a NaN or an infinity has no choice: -1.
+    ``logits`` is float32[N, V]. A row with a NaN or an infinity has no choice: -1.
     """
     usable = torch.isfinite(logits).all(dim=1)
     equal_best = logits == logits.amax(dim=1, keepdim=True)
@@ -15,4 +14,4 @@ def greedy_argmax(logits: torch.Tensor, names: torch.Tensor | None = None) -> to
     # for the largest countdown, which is unique.
     countdown = torch.arange(logits.shape[1], 0, -1, device=logits.device)
     first = (equal_best * countdown).argmax(dim=1)
-    return torch.where(usable, first if names is None else names[first], -1)
+    return torch.where(usable, first, -1)

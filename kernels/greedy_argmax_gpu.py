@@ -48,7 +48,6 @@ def _chunk_best(
 def _row_best(
     best: tl.tensor,
     best_id: tl.tensor,
-    names: tl.tensor,
     ids: tl.tensor,
     chunks: tl.tensor,
     vocab: tl.tensor,
@@ -64,25 +63,17 @@ def _row_best(
     top = tl.load(best + row * chunks + chunk, mask=inside, other=-float("inf"))
     top_id = tl.load(best_id + row * chunks + chunk, mask=inside, other=vocab)
     first = tl.min(tl.where(top == tl.max(top, 0), top_id, vocab), 0)
-    found = first.to(tl.int64)
-    if names is not None:
-        found = tl.load(names + first, mask=first >= 0, other=-1).to(tl.int64)
-    tl.store(ids + row, found)
+    tl.store(ids + row, first.to(tl.int64))
 
 
-def greedy_argmax(
-    logits: torch.Tensor, names: torch.Tensor | None = None, *, pdl: bool = False
-) -> torch.Tensor:
-    """int64[N]: the id of each row's largest logit, the lowest column among equals.
+def greedy_argmax(logits: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+    """int64[N]: the id of each row's largest logit, the lowest one among equals.
 
-    ``logits`` [N, V] of any float dtype up to float32. The id is the column, or what int64[V]
-    ``names`` has there. A row with a NaN or an infinity has no choice: -1. ``pdl``: programmatic
-    dependent launch (Hopper and later). Raises ValueError unless the rows and names are contiguous
-    and V >= 1.
+    ``logits`` [N, V] of any float dtype up to float32. A row with a NaN or an infinity has no
+    choice: -1. ``pdl``: programmatic dependent launch (Hopper and later). Raises ValueError
+    unless the rows are contiguous and V >= 1.
     """
     rows, vocab = logits.shape
-    if names is not None and (names.shape != (vocab,) or not names.is_contiguous()):
-        raise ValueError(f"names {tuple(names.shape)} of {vocab} logits")
     if vocab < 1 or logits.stride(1) != 1:
         raise ValueError(f"logits {tuple(logits.shape)} are not contiguous rows of a vocabulary")
     chunk = triton.next_power_of_2(triton.cdiv(rows * vocab, _PROGRAMS))
@@ -107,7 +98,6 @@ def greedy_argmax(
     _row_best[(rows,)](
         best,
         best_id,
-        names,
         ids,
         chunks,
         vocab,

@@ -59,10 +59,11 @@ def rms_norm(
 ) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in float32.
 
-    ``x`` [..., H] and ``weight`` [H], or x [..., A, H] and weight [A, H], of one float dtype, rounded
-    as in `rms_norm.rms_norm`. ``gemma``: multiply by 1 + weight. ``pdl``: programmatic dependent
-    launch (Hopper and later); the weight, which must be constant, is then read before the previous
-    kernel ends. Raises ValueError unless the rows are contiguous and as wide as the weight.
+    ``x`` [..., H] and ``weight`` [H], or x [..., A, H] and weight [A, H], of one float dtype,
+    rounded as in `rms_norm.rms_norm`. ``gemma``: multiply by 1 + weight. ``pdl``: programmatic
+    dependent launch (Hopper and later); the weight, which must be constant, is then read before the
+    previous kernel ends. Raises ValueError unless the rows are contiguous and as wide as the
+    weight.
     """
     width = weight.shape[-1]
     if x.shape[-weight.dim() :] != weight.shape or x.stride(-1) != 1:

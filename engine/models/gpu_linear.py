@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from ...kernels.linear_config import MAX_ROWS, row_tier
 from ...kernels.linear_gpu import LinearConfig, linear, linear_silu_mul

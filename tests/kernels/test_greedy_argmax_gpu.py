@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from outrider.kernels import greedy_argmax as greedy_argmax_torch
 from outrider.kernels import greedy_argmax_gpu
 from outrider.kernels.greedy_argmax_gpu import greedy_argmax
 
@@ -44,18 +43,6 @@ def test_random_rows(vocab: int, dtype: torch.dtype, pdl: bool) -> None:
     logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)).to(dtype)
     expected = [first_largest(row) for row in logits.tolist()]
     assert greedy_argmax(padded(logits.to(DEVICE)), pdl=pdl).tolist() == expected
-
-
-@pytest.mark.parametrize("pdl", PDL)
-@pytest.mark.parametrize("vocab", VOCABS)
-def test_columns_have_names(vocab: int, pdl: bool) -> None:
-    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(vocab))
-    logits[1, vocab - 1] = math.nan
-    names = torch.randperm(vocab, generator=torch.Generator().manual_seed(1)) + 100
-    expected = [-1 if i == 1 else int(names[row.argmax()]) for i, row in enumerate(logits)]
-    moved = names.to(DEVICE)
-    assert greedy_argmax(logits.to(DEVICE), moved, pdl=pdl).tolist() == expected
-    assert greedy_argmax_torch.greedy_argmax(logits.to(DEVICE), moved).tolist() == expected
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -114,5 +101,3 @@ def test_no_rows_and_refused_shapes() -> None:
         greedy_argmax(torch.zeros(2, 0, device=DEVICE))
     with pytest.raises(ValueError, match="not contiguous rows of a vocabulary"):
         greedy_argmax(torch.zeros(4, 4, device=DEVICE).t())
-    with pytest.raises(ValueError, match=r"names \(3,\) of 4 logits"):
-        greedy_argmax(torch.zeros(4, 4, device=DEVICE), torch.zeros(3, device=DEVICE))

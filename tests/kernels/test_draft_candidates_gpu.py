@@ -1,4 +1,4 @@
-"""The likeliest tokens in Triton: order, ties, probabilities over the whole vocabulary, bad rows."""
+"""A draft's candidates in Triton: order, ties, chances over the whole vocabulary, bad rows."""
 
 import math
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from outrider.kernels import top_tokens as top_tokens_torch
-from outrider.kernels import top_tokens_gpu
-from outrider.kernels.top_tokens_gpu import MOST, top_tokens
+from outrider.kernels import draft_candidates as draft_candidates_torch
+from outrider.kernels import draft_candidates_gpu
+from outrider.kernels.draft_candidates_gpu import MOST, top_candidates
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -33,7 +33,7 @@ def padded(rows: torch.Tensor) -> torch.Tensor:
 
 
 def best(row: list[float], count: int) -> tuple[list[int], list[float]]:
-    """Columns and float64 probabilities; -1 and 0 for rows with an unusable logit."""
+    """Columns and float64 probabilities; no chance for rows with an unusable logit."""
     if not all(math.isfinite(value) for value in row):
         return [-1] * count, [0.0] * count
     order = sorted(range(len(row)), key=lambda i: (-row[i], i))[:count]
@@ -42,20 +42,33 @@ def best(row: list[float], count: int) -> tuple[list[int], list[float]]:
 
 
 def check(logits: torch.Tensor, count: int, pdl: bool = False) -> None:
+    rows, vocab = logits.shape
     expected = [best(row, count) for row in logits.tolist()]
-    names = torch.randperm(logits.shape[1], generator=torch.Generator().manual_seed(3)) + 100
-    moved = logits.to(DEVICE)
-    for given in (None, names.to(DEVICE)):
-        for tokens, probabilities in (
-            top_tokens(padded(moved), count, given, pdl=pdl),
-            top_tokens_torch.top_tokens(moved, count, given),
-        ):
-            wanted = torch.tensor([ids for ids, _ in expected])
-            if given is not None:
-                wanted = torch.where(wanted < 0, -1, names[wanted])
-            assert torch.equal(tokens.cpu(), wanted)
-            right = torch.tensor([values for _, values in expected], dtype=torch.float64)
-            torch.testing.assert_close(probabilities.cpu().double(), right, rtol=1e-5, atol=1e-9)
+    right = torch.tensor([values for _, values in expected], dtype=torch.float64)
+    names = torch.randperm(vocab, generator=torch.Generator().manual_seed(3)) + 100
+    moved, arrived = logits.to(DEVICE), torch.zeros(rows + 1, dtype=torch.int32, device=DEVICE)
+    for given in (None, names):
+        wanted = torch.tensor([ids for ids, _ in expected])
+        known, ids = wanted >= 0, None if given is None else given.to(DEVICE)
+        if given is not None:
+            wanted = torch.where(known, given[wanted], -1)
+        for with_probs in (True, False) if count == 1 else (True,):
+            for reference in (True, False):
+                tokens = torch.full((rows, count), -5, device=DEVICE)
+                probs = torch.full((rows, count), math.nan, device=DEVICE) if with_probs else None
+                if reference:
+                    draft_candidates_torch.top_candidates(moved, ids, tokens=tokens, probs=probs)
+                else:
+                    top_candidates(
+                        padded(moved), ids, tokens=tokens, probs=probs, arrived=arrived, pdl=pdl
+                    )
+                assert torch.equal(torch.where(known, tokens.cpu(), -1), wanted)
+                assert int(tokens.min()) >= (0 if given is None else 100)
+                assert int(tokens.max()) < vocab + (0 if given is None else 100)
+                if probs is not None:
+                    chances = probs.cpu().double()
+                    torch.testing.assert_close(chances, right, rtol=1e-5, atol=1e-9)
+    assert not arrived.any()
 
 
 @pytest.mark.parametrize("pdl", PDL)
@@ -99,7 +112,7 @@ def test_extreme_logits_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("vocab", [4095, 4096, 4097])
 def test_large_chunks(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_tokens_gpu, "_PROGRAMS", 1)
+    monkeypatch.setattr(draft_candidates_gpu, "_PROGRAMS", 1)
     check(torch.randn(2, vocab, generator=torch.Generator().manual_seed(vocab)), 4)
 
 
@@ -108,20 +121,30 @@ def test_large_chunks(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_large_vocabulary(rows: int, dtype: torch.dtype) -> None:
     logits = torch.randn(rows, 151_936, device=DEVICE).to(dtype)
-    wanted, shares = top_tokens_torch.top_tokens(logits, 4)
-    for pdl in (False, True):
-        tokens, probabilities = top_tokens(logits, 4, pdl=pdl)
+    wanted, tokens = (torch.empty(rows, 4, dtype=torch.int64, device=DEVICE) for _ in range(2))
+    shares, probs = torch.empty(2, rows, 4, device=DEVICE).unbind()
+    draft_candidates_torch.top_candidates(logits, None, tokens=wanted, probs=shares)
+    arrived = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
+    for pdl in (False, True) * 20:
+        top_candidates(logits, None, tokens=tokens, probs=probs, arrived=arrived, pdl=pdl)
         assert torch.equal(tokens, wanted)
-        torch.testing.assert_close(probabilities, shares, rtol=1e-4, atol=1e-9)
+        torch.testing.assert_close(probs, shares, rtol=1e-4, atol=1e-9)
+        tokens.zero_()
+    top_candidates(logits, None, tokens=tokens[:, :1], probs=None, arrived=arrived, pdl=True)
+    assert torch.equal(tokens[:, 0], wanted[:, 0])
 
 
 def test_no_rows_and_refused_shapes() -> None:
-    tokens, probabilities = top_tokens(torch.zeros(0, 9, device=DEVICE), 2)
-    assert tokens.shape == probabilities.shape == (0, 2)
+    def call(logits: torch.Tensor, count: int, ids: torch.Tensor | None = None) -> torch.Tensor:
+        tokens = torch.full((len(logits), count), -5, device=DEVICE)
+        top_candidates(logits, ids, tokens=tokens, probs=None)
+        return tokens
+
+    assert call(torch.zeros(0, 9, device=DEVICE), 2).shape == (0, 2)
     for shape, count in (((2, 9), 0), ((2, 9), MOST + 1), ((2, 3), 4)):
         with pytest.raises(ValueError, match="contiguous rows"):
-            top_tokens(torch.zeros(shape, device=DEVICE), count)
+            call(torch.zeros(shape, device=DEVICE), count)
     with pytest.raises(ValueError, match="contiguous rows"):
-        top_tokens(torch.zeros(4, 4, device=DEVICE).t(), 1)
-    with pytest.raises(ValueError, match=r"names \(3,\) of 9 logits"):
-        top_tokens(torch.zeros(1, 9, device=DEVICE), 1, torch.zeros(3, dtype=torch.int64))
+        call(torch.zeros(4, 4, device=DEVICE).t(), 1)
+    with pytest.raises(ValueError, match=r"token_ids \(3,\) of 9 logits"):
+        call(torch.zeros(1, 9, device=DEVICE), 1, torch.zeros(3, dtype=torch.int64))
