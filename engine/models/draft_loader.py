@@ -18,8 +18,8 @@ from .draft_weights import (
     spread_token_ids,
 )
 from .loader import LoadFormat, load_model
-from .model import TargetModel
-from .standalone_draft import StandaloneDraft
+from .model import GpuModel, TargetModel
+from .standalone_draft import GpuStandaloneDraft, StandaloneDraft
 from .torch_draft import TorchDraft
 
 # What checkpoints hold of the target, and what only training reads.
@@ -44,9 +44,10 @@ def load_draft(
     model = msgspec.structs.replace(config.model, context_length=longer)
     config = msgspec.structs.replace(config, model=model)
     if config.algorithm == "STANDALONE":
-        return StandaloneDraft(
-            config, load_model(folder, model, dtype, device, load_format, native)
-        )
+        small = load_model(folder, model, dtype, device, load_format, native)
+        if isinstance(small, GpuModel):
+            return GpuStandaloneDraft(config, small)
+        return StandaloneDraft(config, small)
     weights = _read(folder, config, dtype, device, load_format)
     if native and device.type == "cuda":
         # Loads triton, which machines without a GPU need not have.

@@ -45,7 +45,8 @@ class GpuDecoder:
         self._layers: list[LayerWeights] = []
         for index in range(config.num_hidden_layers):
             layer = layer_to(read_layer(source, config, index), dtype, device)
-            self._layers.append(self._parts.adopt(layer))
+            self._parts.adopt(layer)
+            self._layers.append(layer)
             if device.type == "cuda":
                 # Else the next layer's tensors settle in the copies' blocks, which stay for good.
                 torch.cuda.empty_cache()

@@ -47,12 +47,11 @@ class GpuLayers:
         # A table that grew would move away from under captured graphs.
         self._rotary.reserve(config.context_length)
 
-    def adopt(self, layer: LayerBody) -> LayerBody:
-        """The layer itself; a gate and its up then fall into one tile of a matmul."""
+    def adopt(self, layer: LayerBody) -> None:
+        """Reorder the layer's rows, so that a gate and its up fall into one tile of a matmul."""
         layer.gate_up = interleave_gate_up(layer.gate_up, self._block)
         if layer.gate_up_bias is not None:
             layer.gate_up_bias = interleave_gate_up(layer.gate_up_bias, self._block)
-        return layer
 
     def matmuls(self, layer: LayerBody) -> list[tuple[Epilogue, torch.Tensor]]:
         """A layer's matmuls in the order of their launches."""
@@ -89,7 +88,7 @@ class GpuLayers:
         norm: torch.Tensor | None,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The stream [T, H] with x @ weight^T + bias added, and its norm, itself without a ``norm``.
+        """The stream [T, H] with x @ weight^T + bias added, and that normed (or not).
 
         The sum is ``out``, whose rows may lie apart, else a new tensor or ``stream``, changed.
         """

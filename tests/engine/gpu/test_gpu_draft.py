@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -11,12 +12,16 @@ import torch.nn.functional as F
 from msgspec.structs import replace
 
 from outrider.engine.forward_batch import ForwardBatch
-from outrider.engine.gemm_table import Epilogue, GemmKey
+from outrider.engine.gemm_table import CACHE_VARIABLE, Epilogue, GemmKey
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.models.draft_net import DraftNet
+from outrider.engine.models.draft_loader import load_draft
+from outrider.engine.models.draft_net import DraftNet, GpuDraftNet
 from outrider.engine.models.draft_weights import DraftWeights, read_draft, spread_token_ids
+from outrider.engine.models.gpu_decoder import GpuDecoder
 from outrider.engine.models.gpu_draft import GpuDraft
+from outrider.engine.models.standalone_draft import GpuStandaloneDraft
 from outrider.engine.models.torch_draft import TorchDraft
+from outrider.engine.weights import RandomTensors
 from outrider.engine_core.draft_config import DraftConfig
 from outrider.kernels.linear_config import SkinnyConfig
 
@@ -103,12 +108,23 @@ class Source:
 
 
 class Tables:
-    """What a draft shares with its target."""
+    """What a draft shares with its target, which never runs."""
+
+    weight_bytes = 0
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         size = (VOCAB, MODEL.hidden_size)
+        self.dtype = dtype
         self.embedding = Source().take("embedding", size).to(device, dtype) * 4
         self.output_head = Source().take("head", size).to(device, dtype)
+
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        raise AssertionError("the target does not run")
+
+    def forward_capture(
+        self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        raise AssertionError("the target does not run")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return F.linear(hidden, self.output_head).float()
@@ -198,3 +214,76 @@ def test_a_draft_needs_a_hidden_state() -> None:
     kv = KVPool(24, PAGE, config.model, net.dtype, DEVICE)
     with pytest.raises(ValueError, match="hidden: this draft needs"):
         net.forward(on(next(batches()), DEVICE), None, kv)
+
+
+def test_any_decoder_is_a_standalone_draft() -> None:
+    config = replace(
+        EAGLE, algorithm="STANDALONE", feature_size=0, owns_embedding=True, owns_head=True
+    )
+    model = GpuDecoder(RandomTensors(torch.float32, DEVICE, 0.3), MODEL, torch.float32, DEVICE)
+    net = GpuStandaloneDraft(config, model)
+    assert isinstance(net, GpuDraftNet)
+    net.tune([1, 7])
+    batch, kv = on(next(batches()), DEVICE), KVPool(24, PAGE, MODEL, torch.float32, DEVICE)
+    out = net.forward(batch, None, kv)
+    wanted = model.raw_logits(model.forward(batch, kv))
+    assert torch.equal(net.logits(out.head_input), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["eagle-two-layers", "eagle3-norm-before-residual"])
+def test_passes_that_overlap_wait_for_each_other(name: str) -> None:
+    """Replays of three passes between writes of their input give the bits of lone launches."""
+    assert DEVICE.type == "cuda"
+    config, dtype = case(name), torch.bfloat16
+    net = GpuDraft(weights_of(config), config, Tables(dtype, DEVICE), dtype, DEVICE)
+    kv = KVPool(24, PAGE, config.model, dtype, DEVICE)
+    batch = on(next(batches()), DEVICE)
+    ids = batch.input_ids
+    features = torch.randn(len(ids), config.feature_size, device=DEVICE).to(dtype)
+
+    def step() -> torch.Tensor:
+        hidden = net.fuse(features)
+        for _ in range(3):
+            out = net.forward(batch, hidden, kv)
+            hidden = out.recurrent
+        return net.logits(out.head_input)
+
+    with torch.inference_mode():
+        inputs = [torch.randint(VOCAB, ids.shape, device=DEVICE) for _ in range(8)]
+        alone = []
+        for tokens in inputs:
+            ids.copy_(tokens)
+            torch.cuda.synchronize()
+            alone.append(step().clone())
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = step()
+        for tokens, wanted in zip(inputs * 25, alone * 25, strict=True):
+            ids.copy_(tokens)
+            graph.replay()
+            assert torch.equal(logits, wanted)
+
+
+@pytest.mark.gpu
+def test_tuning_is_kept_and_the_loader_takes_this_net(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DEVICE.type == "cuda"
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    dtype, model = torch.bfloat16, replace(
+        MODEL, hidden_size=512, intermediate_size=1536, num_attention_heads=8, head_dim=64
+    )  # fmt: skip
+    target = GpuDecoder(RandomTensors(dtype, DEVICE, 0.05), model, dtype, DEVICE)
+    config, logits = replace(EAGLE3, model=model, feature_size=3 * 512), []
+    for _ in range(2):
+        net = load_draft(tmp_path, config, target, dtype, DEVICE, "dummy")
+        assert isinstance(net, GpuDraft)
+        net.tune([1, 7, 40, 500])
+        (table,) = (tmp_path / "gemm").iterdir()
+        kv, batch = KVPool(24, PAGE, model, dtype, DEVICE), on(next(batches()), DEVICE)
+        out = net.forward(batch, net.fuse(torch.ones(18, 3 * 512, dtype=dtype, device=DEVICE)), kv)
+        logits.append((table.stat().st_mtime_ns, net.logits(out.head_input)))
+    assert logits[0][0] == logits[1][0]
+    assert torch.equal(logits[0][1], logits[1][1])
