@@ -68,7 +68,7 @@ class StepDrafts:
         tokens, path = _grid(buffers.emitted, lens), _grid(buffers.accept_idx, lens)
         self.drafter.align(
             Verdict(
-                torch.from_numpy(slots),
+                torch.from_numpy(slots.copy()),
                 torch.from_numpy(lens),
                 tokens,
                 path,

@@ -90,12 +90,12 @@ class DraftPasses:
             width, ahead, positions=positions, kv_slots=kv_slots, kv_lens=kv_lens,
         )  # fmt: skip
         batch = self._batch(
-            rows.slots, ids.flatten(), positions.flatten(), kv_slots.flatten(), kv_lens, kv_lens,
-            ids.shape[1],
+            rows.slots, ids.flatten().contiguous(), positions.flatten(), kv_slots.flatten(),
+            kv_lens, kv_lens, ids.shape[1],
         )  # fmt: skip
-        batch.tree_bits = bits.flatten()
+        batch.tree_bits = bits.flatten().contiguous()
         batch.is_tree = torch.ones_like(batch.is_tree)
-        return self.forward(batch, None if hidden is None else hidden.flatten(0, 1))
+        return self.forward(batch, None if hidden is None else hidden.flatten(0, 1).contiguous())
 
     def extend(self, verdict: Verdict, prompts: torch.Tensor | None) -> Extension:
         """What R rows accepted, as plain rows over the places that the target's had."""

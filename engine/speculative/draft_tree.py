@@ -58,8 +58,8 @@ class DraftTree:
                 width,
                 self._ahead,
             )
-            newest = out.head_input.view(count, nodes, -1)[:, -width:]
-            successors, chances = self._passes.candidates(newest.flatten(0, 1), width, True)
+            newest = out.head_input.view(count, nodes, -1)[:, -width:].flatten(0, 1).contiguous()
+            successors, chances = self._passes.candidates(newest, width, True)
             assert chances is not None
             ops.expand_tree(
                 level, chances.view(count, width, width), successors.view(count, width, width),

@@ -1,0 +1,202 @@
+"""Whole cores on a CPU whose drafts come from tiny draft models."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+
+from outrider.engine.forward_batch import ForwardBatch
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.models.draft_loader import load_draft
+from outrider.engine.rank_worker import find_site, load_rank, make_worker
+from outrider.engine.speculative.device_drafter import DrafterContext, LoadedDraft
+from outrider.engine.speculative.eagle_drafter import EagleDrafter
+from outrider.engine.speculative.standalone_drafter import StandaloneDrafter
+from outrider.engine.step import StepRunner
+from outrider.engine.worker import TorchWorker
+from outrider.engine_core.assembly import assemble
+from outrider.engine_core.config import resolve_config
+from outrider.engine_core.core import EngineCore
+from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
+from outrider.engine_core.draft_config_json import load_draft_config
+from outrider.engine_core.drafter_spec import DrafterSpec
+from outrider.engine_core.refusal import Refused
+from outrider.engine_core.step_times import StepTimes
+
+from .cores import tiny_config
+from .draft_checkpoints import write_eagle, write_eagle3, write_standalone
+from .tiny import write_checkpoint
+
+CPU = torch.device("cpu")
+ALGORITHMS: tuple[DraftAlgorithm, ...] = ("STANDALONE", "EAGLE", "EAGLE3")
+VOCAB = 16
+CHAIN, TREE = SpecShape(3, 1, 4), SpecShape(3, 4, 8)
+_MAKERS = {
+    "STANDALONE": "outrider.engine.speculative.standalone_drafter:make",
+    "EAGLE": "outrider.engine.speculative.eagle_drafter:make",
+    "EAGLE3": "outrider.engine.speculative.eagle_drafter:make",
+}
+
+
+def chain_trees(context: DrafterContext) -> EagleDrafter | StandaloneDrafter:
+    """Drafters that draft chains through the code of trees."""
+    assert context.draft is not None
+    if context.draft.net.config.algorithm == "STANDALONE":
+        return StandaloneDrafter(context, context.draft, trees=True)
+    return EagleDrafter(context, context.draft, trees=True)
+
+
+class Models(NamedTuple):
+    """A target's folder, and its drafts' by algorithm."""
+
+    target: Path
+    drafts: dict[DraftAlgorithm, Path]
+
+
+def write_models(folder: Path) -> Models:
+    """A target over VOCAB tokens and drafts that are sometimes right."""
+    target = _weaken(write_checkpoint(folder / "target", VOCAB, scale=0.4))
+    return Models(
+        target,
+        {
+            "STANDALONE": write_standalone(folder / "standalone", target, noise=0.3),
+            "EAGLE": write_eagle(folder / "eagle", target, agrees=True),
+            "EAGLE3": write_eagle3(folder / "eagle3", target, draft_vocab=12, seed=7),
+        },
+    )
+
+
+def _weaken(target: Path) -> Path:
+    """Make what a target's layers add small beside the embedding, so that tokens tell much."""
+    path = target / "model.safetensors"
+    tensors = load_file(path)
+    for name in tensors:
+        if "o_proj" in name or "down_proj" in name:
+            tensors[name] *= 0.15
+    save_file(tensors, path)
+    return target
+
+
+class DraftCore(NamedTuple):
+    """A core, its worker, and what the worker runs on."""
+
+    core: EngineCore
+    worker: TorchWorker
+    runner: StepRunner
+    draft: LoadedDraft | None
+
+    @property
+    def drafter(self) -> EagleDrafter | StandaloneDrafter:
+        drafts = self.runner._drafts
+        assert drafts is not None
+        assert isinstance(drafts.drafter, EagleDrafter | StandaloneDrafter)
+        return drafts.drafter
+
+
+@contextmanager
+def draft_core(
+    models: Models,
+    algorithm: DraftAlgorithm | None,
+    shape: SpecShape = CHAIN,
+    make: str | None = None,
+    /,
+    **flags: object,
+) -> Iterator[DraftCore]:
+    """A core that drafts with ``algorithm``, or with none; ``make`` names its drafter's maker."""
+    # NGRAM stands in where a configuration is checked: it too has a fixed number of draft tokens.
+    name = None if algorithm is None else "NGRAM"
+    if algorithm is not None:
+        flags = {"speculative_num_draft_tokens": shape.num_draft_tokens, **flags}
+    config = tiny_config(models.target, name, **flags)
+    site = find_site(config)
+    loaded = load_rank(site)
+    draft: LoadedDraft | None = None
+    if algorithm is not None:
+        folder = models.drafts[algorithm]
+        known = load_draft_config(folder, site.whole, algorithm)
+        net = load_draft(folder, known, loaded.model, torch.float32, CPU)
+        pages = site.plan.num_pages
+        kv = KVPool(pages, config.page_size, net.config.model, net.dtype, CPU)
+        draft = LoadedDraft(net, kv, shape)
+    worker = make_worker(replace(loaded, draft=draft), site.plan.num_pages)
+    assert isinstance(worker, TorchWorker)
+    try:
+        resolved = resolve_config(config, worker.info())
+        assert not isinstance(resolved, Refused), str(resolved)
+        if algorithm is not None:
+            resolved = msgspec.structs.replace(
+                resolved,
+                drafter=DrafterSpec(
+                    name=algorithm,
+                    implementation=make or _MAKERS[algorithm],
+                    tree=shape.topk > 1,
+                    default_num_draft_tokens=shape.num_draft_tokens,
+                ),
+            )
+        worker.prepare(resolved)
+        made = assemble(resolved, worker, StepTimes([1, 64], [1e-3, 2e-3]), None, None)
+        yield DraftCore(made.core, worker, worker._runner, draft)
+    finally:
+        worker.shutdown()
+
+
+def fresh_draft_kv(made: DraftCore, tokens: Sequence[int]) -> torch.Tensor:
+    """[layers, 2, N, heads, head_dim]: draft KV of positions 0..N-1 that one prefill writes.
+
+    ``tokens``: N and, behind them, the token that EAGLE's position N - 1 takes in.
+    """
+    draft, runner = made.draft, made.runner
+    assert draft is not None
+    config, count = draft.net.config, len(tokens) - 1
+    ids = torch.tensor(tokens)
+    batch = _prefill(ids[:-1], runner._kv.page_size)
+    scratch = KVPool(len(batch.page_table[0]), runner._kv.page_size, config.model,
+                     draft.net.dtype, CPU)  # fmt: skip
+    hidden: torch.Tensor | None = None
+    if config.algorithm != "STANDALONE":
+        target = KVPool(len(batch.page_table[0]), runner._kv.page_size, runner._model._config,  # type: ignore[attr-defined]
+                        torch.float32, CPU)  # fmt: skip
+        layers = config.feature_layers
+        final, streams = runner._model.forward_capture(batch, target, layers)
+        hidden = draft.net.fuse(torch.cat(streams, 1) if layers else final)
+        batch.input_ids = ids[1:]
+    draft.net.forward(batch, hidden, scratch)
+    return scratch.data[:, :, batch.kv_slots[:count]]
+
+
+def draft_kv_of(made: DraftCore, slot: int, count: int) -> torch.Tensor:
+    """[layers, 2, count, heads, head_dim]: what the drafter holds of a slot's first positions."""
+    assert made.draft is not None
+    index, size = torch.arange(count), made.draft.kv.page_size
+    pages = made.runner.state.page_table[slot][index // size].long()
+    return made.draft.kv.data[:, :, pages * size + index % size].clone()
+
+
+def _prefill(ids: torch.Tensor, page_size: int) -> ForwardBatch:
+    count = len(ids)
+    pages = -(-count // page_size)
+    place = torch.arange(count)
+    return ForwardBatch(
+        input_ids=ids,
+        positions=place,
+        kv_slots=page_size + place,
+        cu_q=torch.tensor([0, count], dtype=torch.int32),
+        kv_lens=torch.tensor([count], dtype=torch.int32),
+        page_table=torch.arange(1, pages + 1, dtype=torch.int32)[None],
+        tree_bits=torch.zeros(count, dtype=torch.int64),
+        is_tree=torch.zeros(1, dtype=torch.uint8),
+        logits_index=torch.tensor([count - 1]),
+    )
+
+
+def text_of(made: DraftCore, slot: int) -> list[int]:
+    """All tokens that the core knows of a running request in a slot."""
+    for running in made.core.scheduler.batch.running:
+        if running.slot == slot:
+            return [int(token) for token in running.request.tokens()]
+    raise AssertionError(f"nobody runs in slot {slot}")
