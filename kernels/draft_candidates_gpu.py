@@ -94,6 +94,7 @@ def _of_row(
         parts = tl.load(sums + part, mask=there, other=0.0, cache_modifier=".cg")
         scale = tl.exp(tl.where(peaks < float("inf"), peaks, -float("inf")) - peak)
         total = tl.sum(parts * scale, 0)
+        total = tl.where(total > 0, total, 1.0)  # nothing was usable
     left = inside & (place < vocab)
     for k in tl.static_range(COUNT):
         best = tl.max(tl.where(left, value, -float("inf")), 0)

@@ -162,8 +162,8 @@ def fresh_draft_kv(made: DraftCore, tokens: Sequence[int]) -> torch.Tensor:
         target = KVPool(len(batch.page_table[0]), runner._kv.page_size, runner._model._config,  # type: ignore[attr-defined]
                         torch.float32, CPU)  # fmt: skip
         layers = config.feature_layers
-        final, streams = runner._model.forward_capture(batch, target, layers)
-        hidden = draft.net.fuse(torch.cat(streams, 1) if layers else final)
+        final, features = runner._model.forward_capture(batch, target, layers)
+        hidden = draft.net.fuse(features if layers else final)
         batch.input_ids = ids[1:]
     draft.net.forward(batch, hidden, scratch)
     return scratch.data[:, :, batch.kv_slots[:count]]

@@ -100,6 +100,7 @@ def test_bad_rows_have_no_tokens(bad: float) -> None:
     logits = torch.randn(4, CHUNK + 7, generator=torch.Generator().manual_seed(1))
     for row, place in enumerate([0, CHUNK - 1, CHUNK + 6]):
         logits[row, place] = bad
+    logits[1] = bad
     check(logits, 3)
 
 
