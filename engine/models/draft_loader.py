@@ -8,6 +8,8 @@ import torch
 from ...engine_core.draft_config import DraftConfig
 from ...engine_core.memory_parts import OVERRUN_TOKENS
 from ..weights import Checkpoint, RandomTensors, WeightsError
+from .cpu_decoder import supports_cpu_kernels
+from .cpu_draft import NativeDraft
 from .decoder_weights import IGNORABLE
 from .draft_net import DraftNet
 from .draft_weights import (
@@ -34,11 +36,13 @@ def load_draft(
     device: torch.device,
     load_format: LoadFormat = "auto",
     native: bool = True,
+    token_map: tuple[int, ...] | None = None,
 ) -> DraftNet:
     """The draft of ``folder`` for ``target``, whose embedding and head it may share.
 
-    Positions may run ``OVERRUN_TOKENS`` past the draft's context. ``load_format`` and ``native``
-    as for ``load_model``. Raises WeightsError naming the tensor or file that is wrong.
+    ``token_map``: the target's id of each draft id, for ``hot_tokens``. Positions may run
+    ``OVERRUN_TOKENS`` past the draft's context. ``load_format`` and ``native`` as for
+    ``load_model``. Raises WeightsError naming the tensor or file that is wrong.
     """
     longer = config.model.context_length + OVERRUN_TOKENS
     model = msgspec.structs.replace(config.model, context_length=longer)
@@ -48,7 +52,14 @@ def load_draft(
         if isinstance(small, GpuModel):
             return GpuStandaloneDraft(config, small)
         return StandaloneDraft(config, small)
-    weights = _read(folder, config, dtype, device, load_format)
+    on_cpu = native and supports_cpu_kernels(model, dtype, device)
+    # Native kernels keep bfloat16 weights as they are: random ones are as large as real ones.
+    stored = torch.bfloat16 if on_cpu and model.torch_dtype == "bfloat16" else dtype
+    weights = _read(folder, config, stored, device, load_format)
+    if config.hot_tokens:
+        weights.token_ids = _hot_ids(config, token_map)
+    if on_cpu:
+        return NativeDraft(weights, config, target)
     if native and device.type == "cuda":
         # Loads triton, which machines without a GPU need not have.
         from .gpu_draft import GpuDraft
@@ -60,18 +71,18 @@ def load_draft(
 def _read(
     folder: Path,
     config: DraftConfig,
-    dtype: torch.dtype,
+    dummy_dtype: torch.dtype,
     device: torch.device,
     load_format: LoadFormat,
 ) -> DraftWeights:
     if load_format == "dummy":
-        weights = read_draft(RandomTensors(dtype, device), config)
+        weights = read_draft(RandomTensors(dummy_dtype, device), config)
         weights.token_ids = spread_token_ids(config)
         return weights
     _refuse_pickles(folder)
     checkpoint = Checkpoint(folder)
-    tensors = DraftTensors(checkpoint)
     try:
+        tensors = DraftTensors(checkpoint)
         weights = read_draft(tensors, config)
         if config.algorithm == "EAGLE3":
             weights.token_ids = read_token_ids(tensors, config)
@@ -80,6 +91,17 @@ def _read(
         raise WeightsError(text if str(folder) in text else f"{folder}: {text}") from None
     tensors.finish((*_UNUSED, *IGNORABLE))
     return weights
+
+
+def _hot_ids(config: DraftConfig, token_map: tuple[int, ...] | None) -> torch.Tensor:
+    size = config.draft_vocab_size
+    if token_map is None or len(token_map) != size:
+        found = "none is given" if token_map is None else f"the one given has {len(token_map)}"
+        raise WeightsError(
+            f"hot_vocab_size: the draft proposes {size} tokens of a token map, but {found}; name "
+            "the draft's own by --speculative-token-map"
+        )
+    return torch.tensor(token_map)
 
 
 def _refuse_pickles(folder: Path) -> None:

@@ -5,17 +5,9 @@ from dataclasses import dataclass, field
 import torch
 
 from ...engine_core.draft_config import DraftConfig
+from ...engine_core.draft_names import our_name
 from ..weights import Checkpoint, TensorSource, WeightsError
 from .decoder_weights import LayerBody, read_body
-
-# Names of checkpoints, and ours; "model." is optional in front of all of them.
-_PREFIXES = (
-    ("midlayer.", "layers.0."),
-    ("aux_norm_low.", "fc_norm.0."),
-    ("aux_norm_mid.", "fc_norm.1."),
-    ("aux_norm_high.", "fc_norm.2."),
-)
-_OUTSIDE = ("lm_head.weight", "d2t", "t2d")
 
 
 @dataclass(slots=True)
@@ -43,7 +35,7 @@ class DraftWeights:
     embed: torch.Tensor | None
     head: torch.Tensor | None
     token_ids: torch.Tensor | None
-    fc: torch.Tensor
+    fc: torch.Tensor | None
     fc_bias: torch.Tensor | None
     fc_input_norm: torch.Tensor | None
     chunk_norms: list[torch.Tensor]
@@ -95,15 +87,6 @@ class DraftTensors:
         self._checkpoint.finish((*ignorable, *spare))
 
 
-def our_name(name: str) -> str:
-    """What our decoders call tensor ``name`` of a draft's checkpoint."""
-    short = name.removeprefix("model.")
-    for theirs, ours in _PREFIXES:
-        if short.startswith(theirs):
-            short = ours + short.removeprefix(theirs)
-    return short if short in _OUTSIDE else f"model.{short}"
-
-
 def read_draft(source: TensorSource, config: DraftConfig) -> DraftWeights:
     """The weights of an EAGLE or EAGLE3 draft, without its token ids."""
     model = config.model
@@ -122,7 +105,7 @@ def read_draft(source: TensorSource, config: DraftConfig) -> DraftWeights:
         if config.owns_head
         else None,
         token_ids=None,
-        fc=source.take("model.fc.weight", (hidden, fused)),
+        fc=source.take("model.fc.weight", (hidden, fused)) if config.has_fc else None,
         fc_bias=source.take("model.fc.bias", (hidden,)) if config.fc_bias else None,
         fc_input_norm=norm("input_norm", config.feature_size) if config.norm_before_fc else None,
         chunk_norms=[norm(f"fc_norm.{i}", config.feature_size // chunks) for i in range(chunks)]

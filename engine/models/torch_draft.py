@@ -63,7 +63,7 @@ class TorchDraft:
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Hidden states [T, H] of the target's features [T, W]; EAGLE takes them as they are."""
         weights, eps = self._weights, self._config.model.rms_norm_eps
-        if self._config.algorithm == "EAGLE":
+        if self._config.algorithm == "EAGLE" or weights.fc is None:
             return features
         if weights.fc_input_norm is not None:
             features = rms_norm(features, weights.fc_input_norm, eps)
@@ -84,7 +84,7 @@ class TorchDraft:
         model, weights = self._config.model, self._weights
         embedded = F.embedding(batch.input_ids, self._embed).to(self._dtype)
         stream = hidden
-        if self._config.algorithm == "EAGLE":
+        if self._config.algorithm == "EAGLE" and weights.fc is not None:
             stream = F.linear(torch.cat((embedded, hidden), -1), weights.fc, weights.fc_bias)
         layers = begin_pass(model, batch, kv, self._rotary)
         for index, layer in enumerate(weights.layers):
@@ -122,7 +122,7 @@ def weights_to(weights: DraftWeights, dtype: torch.dtype, device: torch.device) 
         return None if tensor is None else tensor.to(device, dtype)
 
     weights.embed, weights.head = to(weights.embed), to(weights.head)
-    weights.fc, weights.fc_bias = weights.fc.to(device, dtype), to(weights.fc_bias)
+    weights.fc, weights.fc_bias = to(weights.fc), to(weights.fc_bias)
     weights.fc_input_norm, weights.final_norm = to(weights.fc_input_norm), to(weights.final_norm)
     weights.chunk_norms = [norm.to(device, dtype) for norm in weights.chunk_norms]
     if weights.token_ids is not None:
