@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from outrider.engine.forward_batch import ForwardBatch
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models.draft_loader import load_draft
+from outrider.engine.models.draft_net import DraftHidden
 from outrider.engine.rank_worker import find_site, load_rank, make_worker
 from outrider.engine.speculative.device_drafter import DrafterContext, LoadedDraft
 from outrider.engine.speculative.eagle_drafter import EagleDrafter
@@ -25,6 +26,7 @@ from outrider.engine_core.core import EngineCore
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.drafter_spec import DrafterSpec
+from outrider.engine_core.model_config import ModelConfig
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.step_times import StepTimes
 
@@ -88,6 +90,7 @@ class DraftCore(NamedTuple):
     core: EngineCore
     worker: TorchWorker
     runner: StepRunner
+    model_config: ModelConfig
     draft: LoadedDraft | None
 
     @property
@@ -140,33 +143,67 @@ def draft_core(
             )
         worker.prepare(resolved)
         made = assemble(resolved, worker, StepTimes([1, 64], [1e-3, 2e-3]), None, None)
-        yield DraftCore(made.core, worker, worker._runner, draft)
+        yield DraftCore(made.core, worker, worker._runner, site.whole, draft)
     finally:
         worker.shutdown()
 
 
-def fresh_draft_kv(made: DraftCore, tokens: Sequence[int]) -> torch.Tensor:
-    """[layers, 2, N, heads, head_dim]: draft KV of positions 0..N-1 that one prefill writes.
+class FreshDraft:
+    """The draft model over a text of its own: one prefill, and tokens drafted behind it.
 
-    ``tokens``: N and, behind them, the token that EAGLE's position N - 1 takes in.
+    ``tokens``: N and, behind them, the newest one, whose KV the target does not have yet. ``kv``
+    [layers, 2, N, heads, head_dim]: draft KV of positions 0..N-1.
     """
-    draft, runner = made.draft, made.runner
-    assert draft is not None
-    config, count = draft.net.config, len(tokens) - 1
-    ids = torch.tensor(tokens)
-    batch = _prefill(ids[:-1], runner._kv.page_size)
-    scratch = KVPool(len(batch.page_table[0]), runner._kv.page_size, config.model,
-                     draft.net.dtype, CPU)  # fmt: skip
-    hidden: torch.Tensor | None = None
-    if config.algorithm != "STANDALONE":
-        target = KVPool(len(batch.page_table[0]), runner._kv.page_size, runner._model._config,  # type: ignore[attr-defined]
-                        torch.float32, CPU)  # fmt: skip
-        layers = config.feature_layers
-        final, features = runner._model.forward_capture(batch, target, layers)
-        hidden = draft.net.fuse(features if layers else final)
-        batch.input_ids = ids[1:]
-    draft.net.forward(batch, hidden, scratch)
-    return scratch.data[:, :, batch.kv_slots[:count]]
+
+    def __init__(self, made: DraftCore, tokens: Sequence[int]) -> None:
+        assert made.draft is not None
+        self.net, size = made.draft.net, made.draft.kv.page_size
+        ids, self._count = torch.tensor(tokens), len(tokens) - 1
+        self._pool = KVPool(
+            -(-len(ids) // size) + 2, size, self.net.config.model, self.net.dtype, CPU
+        )
+        batch, hidden = self._row(ids[:-1], 0), None
+        if self.net.config.algorithm != "STANDALONE":
+            target, site = made.runner._model, made.model_config
+            scratch = KVPool(self._pool.num_pages, size, site, torch.float32, CPU)
+            layers = self.net.config.feature_layers
+            final, features = target.forward_capture(batch, scratch, layers)
+            hidden = self.net.fuse(features if layers else final)
+            batch.input_ids = ids[1:]
+        self._answer = self._keep(self.net.forward(batch, hidden, self._pool))
+        self._newest = int(ids[-1])
+        self.kv = self._pool.data[:, :, batch.kv_slots].clone()
+
+    def best(self, path: tuple[int, ...], width: int) -> list[tuple[int, float]]:
+        """The likeliest tokens behind the text and ``path``, with their probabilities."""
+        recurrent, head_input = self._answer
+        alone = self.net.config.algorithm == "STANDALONE"
+        for i, token in enumerate((self._newest, *path) if alone else path):
+            batch = self._row(torch.tensor([token]), self._count + i)
+            out = self.net.forward(batch, None if alone else recurrent, self._pool)
+            recurrent, head_input = self._keep(out)
+        probs = torch.softmax(self.net.logits(head_input).float()[0], 0)
+        ids = torch.sort(probs, descending=True, stable=True).indices[:width]
+        names = ids if self.net.token_ids is None else self.net.token_ids[ids]
+        return list(zip(names.tolist(), probs[ids].tolist(), strict=True))
+
+    def _keep(self, out: DraftHidden) -> tuple[torch.Tensor, torch.Tensor]:
+        return out.recurrent[-1:].clone(), out.head_input[-1:].clone()
+
+    def _row(self, ids: torch.Tensor, start: int) -> ForwardBatch:
+        """One plain row from position ``start`` on; pages 1, 2, ... in order."""
+        place = start + torch.arange(len(ids))
+        return ForwardBatch(
+            input_ids=ids,
+            positions=place,
+            kv_slots=self._pool.page_size + place,
+            cu_q=torch.tensor([0, len(ids)], dtype=torch.int32),
+            kv_lens=torch.tensor([start + len(ids)], dtype=torch.int32),
+            page_table=torch.arange(1, self._pool.num_pages + 1, dtype=torch.int32)[None],
+            tree_bits=torch.zeros(len(ids), dtype=torch.int64),
+            is_tree=torch.zeros(1, dtype=torch.uint8),
+            logits_index=torch.tensor([len(ids) - 1]),
+        )
 
 
 def draft_kv_of(made: DraftCore, slot: int, count: int) -> torch.Tensor:
@@ -175,23 +212,6 @@ def draft_kv_of(made: DraftCore, slot: int, count: int) -> torch.Tensor:
     index, size = torch.arange(count), made.draft.kv.page_size
     pages = made.runner.state.page_table[slot][index // size].long()
     return made.draft.kv.data[:, :, pages * size + index % size].clone()
-
-
-def _prefill(ids: torch.Tensor, page_size: int) -> ForwardBatch:
-    count = len(ids)
-    pages = -(-count // page_size)
-    place = torch.arange(count)
-    return ForwardBatch(
-        input_ids=ids,
-        positions=place,
-        kv_slots=page_size + place,
-        cu_q=torch.tensor([0, count], dtype=torch.int32),
-        kv_lens=torch.tensor([count], dtype=torch.int32),
-        page_table=torch.arange(1, pages + 1, dtype=torch.int32)[None],
-        tree_bits=torch.zeros(count, dtype=torch.int64),
-        is_tree=torch.zeros(1, dtype=torch.uint8),
-        logits_index=torch.tensor([count - 1]),
-    )
 
 
 def text_of(made: DraftCore, slot: int) -> list[int]:

@@ -21,11 +21,11 @@ from .draft_cores import (
     TREE,
     VOCAB,
     DraftCore,
+    FreshDraft,
     Models,
     chain_trees,
     draft_core,
     draft_kv_of,
-    fresh_draft_kv,
     write_models,
 )
 
@@ -66,7 +66,7 @@ def checked_steps(made: DraftCore, messages: list[GenerateRequest]) -> Iterator[
             if length != len(text) - 1 or length == 0:
                 continue  # it still prefills
             got = draft_kv_of(made, running.slot, length)
-            assert torch.allclose(got, fresh_draft_kv(made, text), atol=1e-5)
+            assert torch.allclose(got, FreshDraft(made, text).kv, atol=1e-5)
             held += 1
         yield held
 
