@@ -80,6 +80,10 @@ def _fc_bias(fields: DraftFields, names: set[str], default: bool) -> bool:
     return "model.fc.bias" in names if names else default
 
 
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
 def _standalone(model: ModelConfig, fields: DraftFields) -> DraftConfig:
     return DraftConfig(
         algorithm="STANDALONE",
@@ -108,7 +112,7 @@ def _eagle(
         algorithm="EAGLE",
         model=model,
         feature_size=target.hidden_size,
-        draft_vocab_size=fields.hot_vocab_size or model.vocab_size,
+        draft_vocab_size=_given(fields.hot_vocab_size, model.vocab_size),
         owns_embedding=False,
         owns_head=False,
         hot_tokens=fields.hot_vocab_size is not None,
@@ -128,9 +132,9 @@ def _eagle3(
             f"num_aux_hidden_states: {fields.num_aux_hidden_states}, but {count} hidden states of "
             "the target are named by eagle_aux_hidden_state_layer_ids or by default"
         )
-    width = fields.target_hidden_size or model.hidden_size
+    width = _given(fields.target_hidden_size, model.hidden_size)
     if width != target.hidden_size:
-        name = "target_hidden_size" if fields.target_hidden_size else "hidden_size"
+        name = "hidden_size" if fields.target_hidden_size is None else "target_hidden_size"
         raise ValueError(
             f"{name}: {width} is not the target's {target.hidden_size}; use a draft that was "
             "trained for this target"
@@ -155,7 +159,7 @@ def _eagle3(
         model=model,
         feature_layers=layers,
         feature_size=count * target.hidden_size,
-        draft_vocab_size=fields.draft_vocab_size or model.vocab_size,
+        draft_vocab_size=_given(fields.draft_vocab_size, model.vocab_size),
         owns_embedding=not shares_tables or bool(fields.embed_requires_grad),
         owns_head=fields.draft_vocab_size is not None,
         has_fc=fuses,

@@ -11,6 +11,7 @@ from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import disjoint_base
 
 _Weights: TypeAlias = NDArray[np.uint16] | NDArray[np.float32]
 
@@ -94,6 +95,7 @@ def paged_attention(
     for plain rows, start + depth for tree nodes. Raises ValueError naming a wrong argument.
     """
 
+@disjoint_base
 class _Layers:
     """A stack of GQA layers with SwiGLU. One pass at a time; ``head_dim`` a multiple of 8."""
 

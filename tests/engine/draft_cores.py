@@ -145,8 +145,8 @@ class FreshDraft:
             target, site = made.runner._model, made.model_config
             scratch = KVPool(self._pool.num_pages, size, site, torch.float32, CPU)
             layers = self.net.config.feature_layers
-            final, streams = target.forward_capture(batch, scratch, layers)
-            hidden = self.net.fuse(torch.cat(streams, 1) if layers else final)
+            final, features = target.forward_capture(batch, scratch, layers)
+            hidden = self.net.fuse(features if layers else final)
             batch.input_ids = ids[1:]
         self._answer = self._keep(self.net.forward(batch, hidden, self._pool))
         self._newest = int(ids[-1])
