@@ -209,6 +209,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ``draft_width``: most query tokens of a verify row (1 without speculation). ``draft_reach``:
     tokens from the row's first on that drafting it may write, in the target's KV or the draft's.
+    ``draft_topk``: branches of the tree that a drafter on the device makes; 1 for chains.
     """
 
     engine: EngineConfig
@@ -219,6 +220,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     max_running_requests: int
     chunk_tokens: int
+    draft_topk: int = 1
 
     @property
     def kv_reach(self) -> int:
