@@ -94,13 +94,13 @@ MODELS: dict[str, Callable[[], tuple[ModelConfig, DraftConfig]]] = {
 }
 
 
-def load(target: ModelConfig, config: DraftConfig) -> DraftNet:
-    """The draft of a target of one layer: of a target it uses the tables alone."""
+def load(target: ModelConfig, config: DraftConfig) -> tuple[GpuDecoder, DraftNet]:
+    """A target of one layer and its draft, which uses the target's tables alone."""
     one = msgspec.structs.replace(
         target, num_hidden_layers=1, sliding_windows=target.sliding_windows[:1]
     )
     model = GpuDecoder(RandomTensors(DTYPE, DEVICE), one, DTYPE, DEVICE)
-    return load_draft(ROOT, config, model, DTYPE, DEVICE, "dummy")
+    return model, load_draft(ROOT, config, model, DTYPE, DEVICE, "dummy")
 
 
 def int32(values: list[int]) -> torch.Tensor:
@@ -110,7 +110,7 @@ def int32(values: list[int]) -> torch.Tensor:
 class Round:
     """The drafter's part in a round of ``rows`` rows of ``shape``."""
 
-    def __init__(self, net: DraftNet, shape: SpecShape, rows: int) -> None:
+    def __init__(self, target: GpuDecoder, net: DraftNet, shape: SpecShape, rows: int) -> None:
         width, config = shape.num_draft_tokens, net.config
         tokens = rows * width
         kv = KVPool(rows * COLUMNS, PAGE_SIZE, config.model, DTYPE, DEVICE)
@@ -118,9 +118,11 @@ class Round:
         pages = torch.randperm(rows * COLUMNS, device=DEVICE) + 1
         table = pages.reshape(rows, COLUMNS).int()
         self.draft = LoadedDraft(net, kv, shape)
-        self.drafter = EagleDrafter(
-            DrafterContext(EngineConfig(model="m"), rows, CONTEXT, DEVICE, table), self.draft
+        vocab_size = net.config.model.vocab_size
+        context = DrafterContext(
+            EngineConfig(model="m"), rows, CONTEXT, DEVICE, table, target, 1, vocab_size, self.draft
         )
+        self.drafter = EagleDrafter(context, self.draft)
         slots = torch.arange(rows, dtype=torch.int32, device=DEVICE)
         lengths = torch.full_like(slots, CONTEXT)
         cu_q = torch.arange(0, tokens + 1, width, dtype=torch.int32, device=DEVICE)
@@ -191,7 +193,7 @@ def weight_bytes(config: DraftConfig, extend: bool) -> int:
 def measure(name: str, batch_sizes: list[int], bandwidth: float) -> list[Row]:
     """All calls of one draft."""
     target, config = MODELS[name]()
-    net = load(target, config)
+    whole, net = load(target, config)
     assert isinstance(net, GpuDraftNet)
     sizes = [rows * n for rows in batch_sizes for n in (1, 4, 8, 16)]
     net.tune(sizes)
@@ -200,7 +202,7 @@ def measure(name: str, batch_sizes: list[int], bandwidth: float) -> list[Row]:
     out: list[Row] = []
     for rows in batch_sizes:
         for kind, shape in SHAPES.items():
-            made = Round(net, shape, rows)
+            made = Round(whole, net, shape, rows)
             passes = shape.steps - 1
             step = weight_bytes(config, False) + rows * kv
             extend = weight_bytes(config, True) + rows * kv

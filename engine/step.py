@@ -8,6 +8,7 @@ import torch
 
 from ..cython_ext.batch_assembly import assemble
 from ..cython_ext.step_rows import resolve_rows
+from ..engine_core.config import CoreConfig
 from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from .forward_batch import ForwardBatch
@@ -17,7 +18,8 @@ from .models import Model
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
-from .speculative.device_drafter import DeviceDrafter
+from .speculative.device_drafter import DeviceDrafter, LoadedDraft
+from .speculative.drafter_maker import make_drafter
 from .speculative.simulate import SimulatedAcceptance
 from .speculative.target_features import run_target
 from .speculative.verify import decide, settle
@@ -61,6 +63,12 @@ class StepRunner:
         self._buffers = StepBuffers()
         self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self._drafts: StepDrafts | None = None
+
+    def prepare(self, config: CoreConfig, draft: LoadedDraft | None) -> None:
+        """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
+        drafter = make_drafter(config, self.state.page_table, self._model, self._kv, draft)
+        if drafter is not None:
+            self.draft_with(drafter)
 
     def draft_with(self, drafter: DeviceDrafter) -> None:
         """Let ``drafter`` fill the verify rows of steps that are not late-bound."""

@@ -12,7 +12,7 @@ import torch
 from ..engine_core.config import CoreConfig
 from ..engine_core.plan import HostDrafts, StepPlan, StepResult
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
-from .speculative.device_drafter import LoadedDraft, make_drafter
+from .speculative.device_drafter import LoadedDraft
 from .step import StepRunner
 
 _JOIN_S = 5.0
@@ -129,10 +129,7 @@ class TorchWorker:
 
     def prepare(self, config: CoreConfig) -> None:
         """Make the device's drafter; all else grows with the steps."""
-        page_table = self._runner.state.page_table
-        drafter = make_drafter(config, page_table, self._info.page_size, self._draft)
-        if drafter is not None:
-            self._runner.draft_with(drafter)
+        self._runner.prepare(config, self._draft)
 
     def fail(self, reason: str) -> None:
         """Make ``collect`` raise behind the results that are in."""

@@ -1,4 +1,4 @@
-"""From a DrafterSpec to the host drafter that its ``implementation`` makes."""
+"""From a DrafterSpec to the drafter that its ``implementation`` makes."""
 
 from importlib import import_module
 
@@ -13,25 +13,38 @@ def make_host_drafter(spec: DrafterSpec, config: EngineConfig) -> HostDrafter | 
 
     A plug-in that is broken, or that refuses the configuration by raising, is refused by name.
     """
-    module, separator, attribute = spec.implementation.partition(":")
+    drafter = make_drafter_object(spec, spec.implementation, config, spec)
+    if isinstance(drafter, Refused | HostDrafter):
+        return drafter
+    return refuse_maker(
+        spec, spec.implementation, f"made {type(drafter).__name__}, which is no HostDrafter"
+    )
+
+
+def make_drafter_object(
+    spec: DrafterSpec, implementation: str, *arguments: object
+) -> object | Refused:
+    """What the function ``implementation``, ``module:attribute``, makes of ``arguments``."""
+    module, separator, attribute = implementation.partition(":")
     if not separator:
-        return _refuse(spec, "must be module:attribute")
+        return refuse_maker(spec, implementation, "must be module:attribute")
     try:
         make: object = getattr(import_module(module), attribute)
     except Exception as error:  # a plug-in's import may raise anything
-        return _refuse(spec, f"cannot be imported: {type(error).__name__}: {error}")
+        reason = f"cannot be imported: {type(error).__name__}: {error}"
+        return refuse_maker(spec, implementation, reason)
     if not callable(make):
-        return _refuse(spec, "is not a function of (config, spec)")
+        takes = "(config, spec)" if spec.host else "(context)"
+        return refuse_maker(spec, implementation, f"is not a function of {takes}")
     try:
-        drafter: object = make(config, spec)
+        return make(*arguments)
     except RefusedError as error:
         return error.refused
     except Exception as error:
-        return _refuse(spec, f"failed: {type(error).__name__}: {error}")
-    if not isinstance(drafter, HostDrafter):
-        return _refuse(spec, f"made {type(drafter).__name__}, which is no HostDrafter")
-    return drafter
+        reason = f"failed: {type(error).__name__}: {error}"
+        return refuse_maker(spec, implementation, reason)
 
 
-def _refuse(spec: DrafterSpec, reason: str) -> Refused:
-    return Refused("speculative_algorithm", f"{spec.name}: {spec.implementation} {reason}")
+def refuse_maker(spec: DrafterSpec, implementation: str, reason: str) -> Refused:
+    """A refusal that names the implementation."""
+    return Refused("speculative_algorithm", f"{spec.name}: {implementation} {reason}")

@@ -41,7 +41,6 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     gives_q: bool = False
     gives_survival: bool = False
     draft_kv: DraftKV = DraftKV.NONE
-    target_layers: tuple[int, ...] = ()
     default_num_draft_tokens: int = 4
     fills: str = ""
 
@@ -54,6 +53,11 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     def drafting_takes_time(self) -> bool:
         """Whether a step that drafts on the device has forward passes that others lack."""
         return bool(self.on_device) and self.draft_kv is not DraftKV.NONE
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is the project's own, by its name, which is reserved."""
+        return self.name in RESERVED
 
     @property
     def on_device(self) -> str:
@@ -116,11 +120,11 @@ def find_drafter(name: str) -> DrafterSpec | Refused:
     A plug-in is an entry point of group ``outrider.drafters`` whose object is a DrafterSpec.
     """
     key = name.upper()
-    plugins = _plugins(tuple(sys.path))
+    plugins = drafter_plugins(tuple(sys.path))
     found = [point for point in plugins if point.name.upper() == key]
     if key in RESERVED:
         if found:
-            return _refuse(f"{_origin(found[0])} takes the reserved name {key}; uninstall it")
+            return _refuse(f"{origin_of(found[0])} takes the reserved name {key}; uninstall it")
         if key == "NONE":
             return _refuse("leave it out to decode without drafts")
         return BUILT_IN.get(key) or _refuse(
@@ -129,19 +133,19 @@ def find_drafter(name: str) -> DrafterSpec | Refused:
     if not found:
         return _refuse(f"unknown {name!r}; choose one of {_choices(plugins)}")
     if len(found) > 1:
-        both = " and ".join(_origin(point) for point in found[:2])
+        both = " and ".join(origin_of(point) for point in found[:2])
         return _refuse(f"{both} both add {key}; uninstall one")
     return _load_plugin(key, found[0])
 
 
 @lru_cache(maxsize=4)
-def _plugins(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+def drafter_plugins(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Entry points of the group; reading every package's takes tens of milliseconds."""
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
 def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
-    origin = _origin(point)
+    origin = origin_of(point)
     try:
         spec: object = point.load()
     except Exception as error:  # a plug-in's import may raise anything
@@ -156,11 +160,17 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
         return _refuse(f"{origin} declares the name {spec.name!r}; the two must be equal")
     if not 1 <= spec.default_num_draft_tokens <= MAX_DRAFT_TOKENS:
         return _refuse(f"{origin}: default_num_draft_tokens must be 1 to {MAX_DRAFT_TOKENS}")
-    on_host = spec.host and not spec.fills
-    if not on_host or spec.draft_kv is not DraftKV.NONE or spec.target_layers:
+    if spec.draft_kv is not DraftKV.NONE:
         return _refuse(
-            f"{origin} declares a drafter on the device; a plug-in drafts on the host so far "
-            "(host=True, no fills, draft_kv NONE, no target_layers)",
+            f"{origin} declares draft_kv {spec.draft_kv.name}; only the engine's own draft models "
+            "have a KV pool, which is planned and paged with the target's: declare NONE and keep "
+            "state by slot",
+            501,
+        )
+    if spec.fills:
+        return _refuse(
+            f"{origin} declares fills; a plug-in drafts on the host or on the device, not on both: "
+            "leave it out",
             501,
         )
     if spec.gives_q or spec.gives_survival:
@@ -171,7 +181,8 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
     return spec
 
 
-def _origin(point: EntryPoint) -> str:
+def origin_of(point: EntryPoint) -> str:
+    """The entry point and its package, in words."""
     package = "an unknown package" if point.dist is None else point.dist.name
     return f"entry point {point.name} = {point.value} of {package}"
 

@@ -55,6 +55,13 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
         )
     if spec.has_model:
         return _refuse_draft_model(config, spec)
+    if not spec.host and config.tp_size > 1:
+        return Refused(
+            "tp_size",
+            f"{spec.name} drafts on the device, from a target of one rank so far; use 1, or a "
+            "drafter on the host",
+            501,
+        )
     for field in _DRAFT_MODEL_FIELDS:
         if getattr(config, field) is not None:
             return Refused(field, f"belongs to {_DRAFT_MODEL}, {spec.name} does not; leave it out")

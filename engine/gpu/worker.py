@@ -15,7 +15,8 @@ from ..agreement import Ranks
 from ..kv_pool import KVPool
 from ..models import GpuModel
 from ..models.draft_net import GpuDraftNet
-from ..speculative.device_drafter import LoadedDraft, make_drafter
+from ..speculative.device_drafter import LoadedDraft
+from ..speculative.drafter_maker import make_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
@@ -62,7 +63,7 @@ class GpuWorker:
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device, decides)
         self._model = model
         self._step = DeviceStep(model, kv, state, config.simulate_accept_length, ranks=ranks)
-        self._page_size = kv.page_size
+        self._kv = kv
         self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._runner = self._make_runner(1)
@@ -78,7 +79,7 @@ class GpuWorker:
     def prepare(self, config: CoreConfig) -> None:
         """Make the device's drafter and capture every decode-only step that the core may plan."""
         page_table = self._step.state.page_table
-        drafter = make_drafter(config, page_table, self._page_size, self._draft)
+        drafter = make_drafter(config, page_table, self._model, self._kv, self._draft)
         if drafter is not None:
             self._step.drafter = drafter
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)

@@ -1,16 +1,15 @@
 """What a step on the device asks of a drafter that runs there, inside the step's CUDA graph."""
 
-from importlib import import_module
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from ...engine_core.config import CoreConfig, EngineConfig
+from ...engine_core.config import EngineConfig
 from ...engine_core.draft_config import SpecShape
-from ...engine_core.drafter_spec import DrafterSpec
 from ...engine_core.plan import SlotInit
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
+from ..models import Model
 from ..models.draft_net import DraftNet
 
 
@@ -28,8 +27,9 @@ class LoadedDraft(NamedTuple):
 class DrafterContext(NamedTuple):
     """What a drafter is made for: ``slots`` slots, the spare one too, of ``length`` tokens each.
 
-    ``page_table`` int32[slots, P]: the slots' pages as steps change them. ``draft``: the model of
-    algorithms that have one.
+    ``page_table`` int32[slots, P]: the slots' pages as steps change them. ``target``: the model
+    that decides, of ``layers`` layers and ``vocab_size`` tokens. ``draft``: the model of algorithms
+    that have one.
     """
 
     config: EngineConfig
@@ -37,6 +37,9 @@ class DrafterContext(NamedTuple):
     length: int
     device: torch.device
     page_table: torch.Tensor
+    target: Model
+    layers: int
+    vocab_size: int
     draft: LoadedDraft | None = None
 
 
@@ -84,6 +87,7 @@ class Verdict(NamedTuple):
     features: torch.Tensor
 
 
+@runtime_checkable
 class DeviceDrafter(Protocol):
     """A drafter with state by slot, on the device of the target. No method waits for the device.
 
@@ -110,30 +114,3 @@ class DeviceDrafter(Protocol):
 
     def reset(self) -> None:
         """Forget every slot."""
-
-
-class _Make(Protocol):
-    def __call__(self, context: DrafterContext) -> DeviceDrafter: ...
-
-
-def make_drafter(
-    config: CoreConfig, page_table: torch.Tensor, page_size: int, draft: LoadedDraft | None
-) -> DeviceDrafter | None:
-    """The drafter on the device that ``config`` asks for, over slots whose pages are ``page_table``
-    int32[slots, P]; None where it asks for none.
-    """
-    if config.drafter is None or not config.drafter.on_device:
-        return None
-    slots, pages = page_table.shape
-    device = page_table.device
-    return load_device_drafter(
-        config.drafter,
-        DrafterContext(config.engine, slots, pages * page_size, device, page_table, draft),
-    )
-
-
-def load_device_drafter(spec: DrafterSpec, context: DrafterContext) -> DeviceDrafter:
-    """Import what the spec names for the device, and make it."""
-    module, _, attribute = spec.on_device.partition(":")
-    make = cast(_Make, getattr(import_module(module), attribute))
-    return make(context)
