@@ -23,7 +23,8 @@ from ..weights import TensorSource
 from .decoder_weights import LayerWeights, read_head, read_layer
 from .gpu_linear import GpuLinear
 from .model import Reduce
-from .torch_decoder import head_to, layer_to
+from .torch_decoder import head_to
+from .torch_layers import layer_to
 
 
 class GpuDecoder:
@@ -80,6 +81,11 @@ class GpuDecoder:
     def embedding(self) -> torch.Tensor:
         """The embedding table [V, H]."""
         return self._head.embed
+
+    @property
+    def output_head(self) -> torch.Tensor:
+        """The output head [V, H]."""
+        return self._head.lm_head
 
     def tune(self, rows: Iterable[int]) -> None:
         """Choose the matmuls of these numbers of tokens; before graphs are captured."""

@@ -51,6 +51,11 @@ class TargetModel(Model, Protocol):
         """The embedding table [V, H], in the weights' own dtype."""
         ...
 
+    @property
+    def output_head(self) -> torch.Tensor:
+        """The output head [V, H], in the weights' own dtype."""
+        ...
+
 
 @runtime_checkable
 class GpuModel(Model, Protocol):
