@@ -11,7 +11,6 @@ import msgspec
 
 from .config import EngineConfig
 from .device_config import DTYPE_BYTES, Placement
-from .draft_config import DraftConfig
 from .draft_source import DraftSource
 from .memory_parts import (
     OVERRUN_TOKENS,
@@ -24,31 +23,9 @@ from .memory_parts import (
     step_bytes,
 )
 from .model_config import ModelConfig
-from .model_sizes import kv_bytes_per_token, weight_bytes
 
 _SLOT_BYTES = 64  # of a slot: lengths and its position among the drafts
 _LAYER_KERNELS, _FORWARD_KERNELS = 10, 20  # of a forward: a layer's; embedding, fc, head, choice
-
-
-class DraftSizes(NamedTuple):
-    """Bytes of its weights in memory, and of its KV of a token."""
-
-    weight_bytes: int
-    kv_bytes_per_token: int
-
-
-NO_DRAFT = DraftSizes(0, 0)
-
-
-def draft_sizes(draft: DraftSource, placement: Placement) -> DraftSizes:
-    """What is exact: weights of its own, and KV beside the target's."""
-    item = DTYPE_BYTES[placement.dtype]
-    config = draft.config
-    if config.algorithm == "STANDALONE":
-        weights = weight_bytes(config.model, draft.stored, placement)
-    else:
-        weights = _elements(config) * item
-    return DraftSizes(weights, kv_bytes_per_token(config.model, item))
 
 
 class DraftParts(NamedTuple):
@@ -110,30 +87,6 @@ def _state_bytes(config: EngineConfig, draft: DraftSource, context: int, item: i
     hidden = model.hidden_size * item
     slot = text + hidden + 8 * draft.shape.topk + _SLOT_BYTES
     return slots(config) * slot + rotary_bytes(model)
-
-
-def _elements(config: DraftConfig) -> int:
-    """Elements of the tensors of an EAGLE or EAGLE3 draft, without those that are the target's."""
-    model, three = config.model, config.algorithm == "EAGLE3"
-    hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
-    layer = (q + 2 * kv) * hidden + hidden * q + 3 * inner * hidden + 2 * hidden
-    layer += 2 * model.head_dim if model.qk_norm else 0
-    layer += q + 2 * kv if model.qkv_bias else 0
-    layer += hidden if model.o_bias else 0
-    layer += 2 * inner + hidden if model.mlp_bias else 0
-    total = model.num_hidden_layers * layer
-    if three:
-        total += (q + 2 * kv) * hidden + hidden  # layer 0 takes in the embedding too
-        total += config.feature_size * hidden + hidden  # fc, the final norm
-    else:
-        total += (hidden + config.feature_size) * hidden
-        total -= 0 if config.first_layer_norm else hidden
-    total += hidden if config.fc_bias else 0
-    total += config.feature_size if config.norm_before_fc else 0
-    total += config.feature_size if config.chunk_norms else 0
-    total += model.vocab_size * hidden if config.owns_embedding else 0
-    total += config.draft_vocab_size * hidden if config.owns_head or config.hot_tokens else 0
-    return total
 
 
 def _as_decoder(draft: DraftSource) -> ModelConfig:
