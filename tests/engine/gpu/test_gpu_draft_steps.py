@@ -1,6 +1,5 @@
-"""Draft models through whole cores on the GPU's kernels: nothing but the number of steps changes."""
+"""Draft models through whole cores on the GPU's kernels: only the number of steps changes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
