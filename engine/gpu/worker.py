@@ -127,7 +127,16 @@ class GpuWorker:
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
         """T(batch tokens): seconds of a verify step of each size; only while idle."""
-        return [self._runner.seconds_of(tokens, _TURNS) for tokens in batch_tokens]
+        if self._draft is None:
+            return [self._runner.seconds_of(tokens, _TURNS) for tokens in batch_tokens]
+        return self._runner.plain_seconds(batch_tokens, _TURNS)
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Seconds that steps of so many rows take longer with drafts in full than without any.
+
+        Of their tokens alone the steps without drafts are measured for, too.
+        """
+        return self._runner.drafting_seconds(rows, _TURNS)
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step; a late-bound one waits for its drafts."""
