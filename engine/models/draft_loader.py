@@ -55,7 +55,10 @@ def load_draft(
     on_cpu = native and supports_cpu_kernels(model, dtype, device)
     # Native kernels keep bfloat16 weights as they are: random ones are as large as real ones.
     stored = torch.bfloat16 if on_cpu and model.torch_dtype == "bfloat16" else dtype
-    weights = _read(folder, config, stored, device, load_format)
+    if load_format == "dummy":
+        weights = random_weights(config, stored, device)
+    else:
+        weights = read_weights(folder, config)
     if config.hot_tokens:
         weights.token_ids = _hot_ids(config, token_map)
     if on_cpu:
@@ -84,7 +87,8 @@ def read_weights(folder: Path, config: DraftConfig) -> DraftWeights:
     return weights
 
 
-def _random_weights(config: DraftConfig, dtype: torch.dtype, device: torch.device) -> DraftWeights:
+def random_weights(config: DraftConfig, dtype: torch.dtype, device: torch.device) -> DraftWeights:
+    """Random weights of an EAGLE or EAGLE3 draft, and a valid vocabulary."""
     weights = read_draft(RandomTensors(dtype, device), config)
     weights.token_ids = spread_token_ids(config)
     return weights
