@@ -70,6 +70,7 @@ def run(models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape) -> t
         flags |= {
             "speculative_algorithm": algorithm,
             "speculative_draft_model_path": str(models.drafts[algorithm]),
+            "speculative_length_policy": "fixed",
             "speculative_num_steps": shape.steps,
             "speculative_eagle_topk": shape.topk,
             "speculative_num_draft_tokens": shape.num_draft_tokens,
