@@ -10,7 +10,7 @@ from ..engine_core.core import EngineCore
 from ..engine_core.memory_report import memory_line
 from ..engine_core.messages import CoreInfo
 from ..engine_core.refusal import Refused, RefusedError
-from ..engine_core.step_times import StepTimes, measure_times
+from ..engine_core.step_times import StepTimes, measure_drafting, measure_times
 from ..engine_core.trace import TRACE_VERSION, TraceFile, TraceHeader, TraceWriter
 from .device_memory import DeviceMemory
 from .rank_worker import find_site, guard, load_rank, make_worker
@@ -89,14 +89,17 @@ def _build_worker(config: EngineConfig) -> tuple[EngineConfig, EngineWorker, Dev
 
 def _assemble(resolved: CoreConfig, worker: EngineWorker, memory: DeviceMemory) -> Engine:
     times: StepTimes | None = None
+    drafting: StepTimes | None = None
     if resolved.drafter is not None:
         times = measure_times(worker, resolved.max_running_requests * resolved.draft_width)
+        if resolved.drafter.drafting_takes_time:
+            drafting = measure_drafting(worker, resolved.max_running_requests)
     config = resolved.engine
     tail_flag = "model" if config.tokenizer_path is None else "tokenizer_path"
     tail = guard(tail_flag, lambda: load_tail(config))
-    trace_file = _open_trace(resolved, () if times is None else times.knots)
+    trace_file = _open_trace(resolved, times, drafting)
     trace = None if trace_file is None else TraceWriter(trace_file.write)
-    assembly = assemble(resolved, worker, times, tail, trace)
+    assembly = assemble(resolved, worker, times, tail, trace, drafting)
     return Engine(assembly, worker, _core_info(resolved), trace_file, memory)
 
 
@@ -121,9 +124,12 @@ def _core_info(resolved: CoreConfig) -> CoreInfo:
     )
 
 
-def _open_trace(config: CoreConfig, knots: tuple[tuple[int, float], ...]) -> TraceFile | None:
+def _open_trace(
+    config: CoreConfig, times: StepTimes | None, drafting: StepTimes | None
+) -> TraceFile | None:
     path = os.environ.get(TRACE_VARIABLE)
     if not path:
         return None
-    header = TraceHeader(TRACE_VERSION, config, config.engine.model, knots)
+    step_times, draft_times = (() if t is None else t.knots for t in (times, drafting))
+    header = TraceHeader(TRACE_VERSION, config, config.engine.model, step_times, draft_times)
     return guard(TRACE_VARIABLE, lambda: TraceFile(path, header))

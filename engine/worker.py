@@ -43,10 +43,14 @@ class EngineWorker(Worker, Protocol):
 
 
 class Timer(Protocol):
-    """What measures T(batch tokens)."""
+    """What measures T(batch tokens), and what drafting takes by rows."""
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
-        """Seconds of a step of each size (rising)."""
+        """Seconds of a step of each size (rising), drafting left out."""
+        ...
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Seconds of drafting for so many rows (rising)."""
         ...
 
 
@@ -144,6 +148,12 @@ class TorchWorker:
         """T(batch tokens): seconds of a verify step of each size; only while idle."""
         times: list[float] = []
         self._call(lambda: times.extend(self._timer.measure(batch_tokens)))
+        return times
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Seconds that a draft model's drafting for so many rows takes; only while idle."""
+        times: list[float] = []
+        self._call(lambda: times.extend(self._timer.measure_drafting(rows)))
         return times
 
     def launch(self, plan: StepPlan) -> None:

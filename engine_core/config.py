@@ -264,6 +264,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``draft_width``: most query tokens of a verify row (1 without speculation). ``draft_reach``:
     tokens from the row's first on whose KV a step may write: a verify row's, or those that a draft
     tree's levels take in the draft's pool, whichever are more.
+    ``draft_topk``: branches of the tree that a drafter on the device makes; 1 for chains.
     """
 
     engine: EngineConfig
@@ -274,6 +275,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     max_running_requests: int
     chunk_tokens: int
+    draft_topk: int = 1
 
     @property
     def kv_reach(self) -> int:
@@ -401,6 +403,7 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         drafter=drafter,
         draft_width=shape.num_draft_tokens,
         draft_reach=draft_reach(shape),
+        draft_topk=shape.topk,
         context_length=context,
         max_running_requests=running,
         chunk_tokens=2**31 - 1 if chunk == -1 else chunk,

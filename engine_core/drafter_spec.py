@@ -51,6 +51,11 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.draft_kv is not DraftKV.NONE
 
     @property
+    def drafting_takes_time(self) -> bool:
+        """Whether a step that drafts on the device has forward passes that others lack."""
+        return bool(self.on_device) and self.draft_kv is not DraftKV.NONE
+
+    @property
     def on_device(self) -> str:
         """Implementation of the drafter on the device; empty without one."""
         return self.fills if self.host else self.implementation

@@ -14,6 +14,7 @@ from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..agreement import Ranks
 from ..kv_pool import KVPool
 from ..models import GpuModel
+from ..models.draft_net import GpuDraftNet
 from ..speculative.device_drafter import LoadedDraft, make_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
@@ -22,7 +23,7 @@ from .marks import Mark, wait_unless
 from .packer import StepPacker
 from .state import DeviceState
 from .step_runner import GpuStepRunner, Launched
-from .tiers import Tiers
+from .tiers import Tiers, pass_sizes
 
 _TURNS = 3
 _STEP_TIMEOUT_S = 120.0  # of a step over several ranks
@@ -95,8 +96,10 @@ class GpuWorker:
 
         Chooses the matmuls of such steps, so all graphs are captured anew.
         """
-        tiers = Tiers(self._max_rows, width)
-        self._model.tune(tier.tokens for tier in tiers.all())
+        tiers = Tiers(self._max_rows, width).all()
+        self._model.tune(tier.tokens for tier in tiers)
+        if self._draft is not None and isinstance(self._draft.net, GpuDraftNet):
+            self._draft.net.tune(pass_sizes(tiers, self._draft.shape))
         self._runner = self._make_runner(width)
 
     def replay_seconds(self, rows: int, tokens: int, steps: int) -> float | None:
@@ -124,7 +127,16 @@ class GpuWorker:
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
         """T(batch tokens): seconds of a verify step of each size; only while idle."""
-        return [self._runner.seconds_of(tokens, _TURNS) for tokens in batch_tokens]
+        if self._draft is None:
+            return [self._runner.seconds_of(tokens, _TURNS) for tokens in batch_tokens]
+        return self._runner.plain_seconds(batch_tokens, _TURNS)
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Seconds that steps of so many rows take longer with drafts in full than without any.
+
+        Of their tokens alone the steps without drafts are measured for, too.
+        """
+        return self._runner.drafting_seconds(rows, _TURNS)
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step; a late-bound one waits for its drafts."""

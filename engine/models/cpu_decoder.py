@@ -95,12 +95,14 @@ class NativeDecoder:
 
     def forward_capture(
         self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """``forward`` plus the residual stream [T, H] entering each captured layer."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``forward`` plus the streams entering the captured layers, side by side [T, A * H]."""
         tokens = batch.input_ids.shape[0]
         captured = torch.empty(len(capture_layers), tokens, self._config.hidden_size)
         layers = np.array(capture_layers, dtype=np.int64)
-        return self._run(batch, kv, layers, captured.numpy()), list(captured)
+        hidden = self._run(batch, kv, layers, captured.numpy())
+        width = len(layers) * self._config.hidden_size
+        return hidden, captured.transpose(0, 1).reshape(tokens, width)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[N, V] logits of hidden rows [N, H]."""

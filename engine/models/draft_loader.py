@@ -20,8 +20,8 @@ from .draft_weights import (
     spread_token_ids,
 )
 from .loader import LoadFormat, load_model
-from .model import TargetModel
-from .standalone_draft import StandaloneDraft
+from .model import GpuModel, TargetModel
+from .standalone_draft import GpuStandaloneDraft, StandaloneDraft
 from .torch_draft import TorchDraft
 
 # What checkpoints hold of the target, and what only training reads.
@@ -48,17 +48,23 @@ def load_draft(
     model = msgspec.structs.replace(config.model, context_length=longer)
     config = msgspec.structs.replace(config, model=model)
     if config.algorithm == "STANDALONE":
-        return StandaloneDraft(
-            config, load_model(folder, model, dtype, device, load_format, native)
-        )
-    native = native and supports_cpu_kernels(model, dtype, device)
+        small = load_model(folder, model, dtype, device, load_format, native)
+        if isinstance(small, GpuModel):
+            return GpuStandaloneDraft(config, small)
+        return StandaloneDraft(config, small)
+    on_cpu = native and supports_cpu_kernels(model, dtype, device)
     # Native kernels keep bfloat16 weights as they are: random ones are as large as real ones.
-    stored = torch.bfloat16 if native and model.torch_dtype == "bfloat16" else dtype
+    stored = torch.bfloat16 if on_cpu and model.torch_dtype == "bfloat16" else dtype
     weights = _read(folder, config, stored, device, load_format)
     if config.hot_tokens:
         weights.token_ids = _hot_ids(config, token_map)
-    if native:
+    if on_cpu:
         return NativeDraft(weights, config, target)
+    if native and device.type == "cuda":
+        # Loads triton, which machines without a GPU need not have.
+        from .gpu_draft import GpuDraft
+
+        return GpuDraft(weights, config, target, dtype, device)
     return TorchDraft(weights, config, target, dtype, device)
 
 

@@ -1,12 +1,14 @@
 """A small language model of its own as a draft."""
 
+from collections.abc import Iterable
+
 import torch
 
 from ...engine_core.draft_config import DraftConfig
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from .draft_net import DraftHidden
-from .model import Model
+from .model import GpuModel, Model
 
 
 class StandaloneDraft:
@@ -53,3 +55,19 @@ class StandaloneDraft:
     def logits(self, head_input: torch.Tensor) -> torch.Tensor:
         """float32[N, V] logits of rows [N, H]."""
         return self._model.logits(head_input)
+
+
+class GpuStandaloneDraft(StandaloneDraft):
+    """A model whose passes can be captured."""
+
+    def __init__(self, config: DraftConfig, model: GpuModel) -> None:
+        super().__init__(config, model)
+        self._gpu_model = model
+
+    def tune(self, rows: Iterable[int]) -> None:
+        """Choose the matmuls of passes of these numbers of tokens."""
+        self._gpu_model.tune(rows)
+
+    def logits(self, head_input: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] of rows [N, H] in the computation dtype."""
+        return self._gpu_model.raw_logits(head_input)

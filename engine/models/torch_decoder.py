@@ -68,11 +68,11 @@ class TorchDecoder:
     @torch.inference_mode()
     def forward_capture(
         self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """``forward`` plus the residual stream [T, H] entering each captured layer."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``forward`` plus the streams entering the captured layers, side by side [T, A * H]."""
         layers = begin_pass(self._config, batch, kv, self._rotary, self._reduce)
         stream = F.embedding(batch.input_ids, self._head.embed)
-        captured: list[torch.Tensor] = []
+        captured = [stream[:, :0]]
         for index, layer in enumerate(self._layers):
             if index in capture_layers:
                 captured.append(stream)
@@ -80,7 +80,8 @@ class TorchDecoder:
             stream = layers.run(index, layer, stream, normed)
         if len(self._layers) in capture_layers:
             captured.append(stream)
-        return rms_norm(stream, self._head.final_norm, self._config.rms_norm_eps), captured
+        hidden = rms_norm(stream, self._head.final_norm, self._config.rms_norm_eps)
+        return hidden, torch.cat(captured, dim=1)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

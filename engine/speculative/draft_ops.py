@@ -39,4 +39,9 @@ _TORCH = DraftOps(
 
 def draft_ops(device: torch.device) -> DraftOps:
     """Those for tensors on ``device``."""
-    return _TORCH
+    if device.type != "cuda":
+        return _TORCH
+    # Loads triton, which machines without a GPU need not have.
+    from .gpu_draft_ops import gpu_draft_ops
+
+    return gpu_draft_ops(device)

@@ -59,8 +59,9 @@ class DraftPasses:
         for i, batch in enumerate(self._chain_batches(rows, len(drafts))):
             batch.input_ids = ids
             out = self.forward(batch, hidden)
-            ids, hidden = self.candidates(out.head_input, 1, False)[0][:, 0], out.recurrent
-            drafts[i] = ids
+            ids, hidden = drafts[i], out.recurrent
+            logits = self.net.logits(out.head_input)
+            self.ops.top_candidates(logits, self.net.token_ids, tokens=ids[:, None], probs=None)
 
     def step(self, rows: DraftRows, ids: torch.Tensor) -> DraftHidden:
         """One pass over R rows of one token each, ``ids`` int64[R], at the slots' lengths."""

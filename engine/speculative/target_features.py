@@ -16,5 +16,5 @@ def run_target(
     if layers is None:
         hidden = model.forward(batch, kv)
         return hidden, hidden.new_empty(len(hidden), 0)
-    hidden, streams = model.forward_capture(batch, kv, layers)
-    return hidden, torch.cat(streams, dim=1) if layers else hidden
+    hidden, features = model.forward_capture(batch, kv, layers)
+    return hidden, features if layers else hidden

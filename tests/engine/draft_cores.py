@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from outrider.engine.forward_batch import ForwardBatch
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.models.draft_loader import load_draft
 from outrider.engine.models.draft_net import DraftHidden
 from outrider.engine.rank_worker import find_site, load_rank, make_worker
 from outrider.engine.speculative.device_drafter import DrafterContext, LoadedDraft
@@ -24,8 +22,6 @@ from outrider.engine_core.assembly import assemble
 from outrider.engine_core.config import resolve_config
 from outrider.engine_core.core import EngineCore
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
-from outrider.engine_core.draft_config_json import load_draft_config
-from outrider.engine_core.drafter_spec import DrafterSpec
 from outrider.engine_core.model_config import ModelConfig
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.step_times import StepTimes
@@ -38,11 +34,6 @@ CPU = torch.device("cpu")
 ALGORITHMS: tuple[DraftAlgorithm, ...] = ("STANDALONE", "EAGLE", "EAGLE3")
 VOCAB = 16
 CHAIN, TREE = SpecShape(3, 1, 4), SpecShape(3, 4, 8)
-_MAKERS = {
-    "STANDALONE": "outrider.engine.speculative.standalone_drafter:make",
-    "EAGLE": "outrider.engine.speculative.eagle_drafter:make",
-    "EAGLE3": "outrider.engine.speculative.eagle_drafter:make",
-}
 
 
 def chain_trees(context: DrafterContext) -> EagleDrafter | StandaloneDrafter:
@@ -111,39 +102,26 @@ def draft_core(
     **flags: object,
 ) -> Iterator[DraftCore]:
     """A core that drafts with ``algorithm``, or with none; ``make`` names its drafter's maker."""
-    # NGRAM stands in where a configuration is checked: it too has a fixed number of draft tokens.
-    name = None if algorithm is None else "NGRAM"
     if algorithm is not None:
-        flags = {"speculative_num_draft_tokens": shape.num_draft_tokens, **flags}
-    config = tiny_config(models.target, name, **flags)
-    site = find_site(config)
-    loaded = load_rank(site)
-    draft: LoadedDraft | None = None
-    if algorithm is not None:
-        folder = models.drafts[algorithm]
-        known = load_draft_config(folder, site.whole, algorithm)
-        net = load_draft(folder, known, loaded.model, torch.float32, CPU)
-        pages = site.plan.num_pages
-        kv = KVPool(pages, config.page_size, net.config.model, net.dtype, CPU)
-        draft = LoadedDraft(net, kv, shape)
-    worker = make_worker(replace(loaded, draft=draft), site.plan.num_pages)
+        flags = {
+            "speculative_draft_model_path": str(models.drafts[algorithm]),
+            "speculative_num_steps": shape.steps,
+            "speculative_eagle_topk": shape.topk,
+            "speculative_num_draft_tokens": shape.num_draft_tokens,
+            **flags,
+        }
+    site = find_site(tiny_config(models.target, algorithm, **flags))
+    worker = make_worker(load_rank(site), site.plan.num_pages)
     assert isinstance(worker, TorchWorker)
     try:
-        resolved = resolve_config(config, worker.info())
+        resolved = resolve_config(site.config, worker.info())
         assert not isinstance(resolved, Refused), str(resolved)
-        if algorithm is not None:
-            resolved = msgspec.structs.replace(
-                resolved,
-                drafter=DrafterSpec(
-                    name=algorithm,
-                    implementation=make or _MAKERS[algorithm],
-                    tree=shape.topk > 1,
-                    default_num_draft_tokens=shape.num_draft_tokens,
-                ),
-            )
+        if make is not None and resolved.drafter is not None:
+            drafter = msgspec.structs.replace(resolved.drafter, implementation=make)
+            resolved = msgspec.structs.replace(resolved, drafter=drafter)
         worker.prepare(resolved)
         made = assemble(resolved, worker, StepTimes([1, 64], [1e-3, 2e-3]), None, None)
-        yield DraftCore(made.core, worker, worker._runner, site.whole, draft)
+        yield DraftCore(made.core, worker, worker._runner, site.whole, worker._draft)
     finally:
         worker.shutdown()
 
@@ -167,8 +145,8 @@ class FreshDraft:
             target, site = made.runner._model, made.model_config
             scratch = KVPool(self._pool.num_pages, size, site, torch.float32, CPU)
             layers = self.net.config.feature_layers
-            final, streams = target.forward_capture(batch, scratch, layers)
-            hidden = self.net.fuse(torch.cat(streams, 1) if layers else final)
+            final, features = target.forward_capture(batch, scratch, layers)
+            hidden = self.net.fuse(features if layers else final)
             batch.input_ids = ids[1:]
         self._answer = self._keep(self.net.forward(batch, hidden, self._pool))
         self._newest = int(ids[-1])

@@ -86,7 +86,7 @@ def test_draft_kv_is_that_of_a_fresh_prefill(
         held = sum(checked_steps(made, requests(4)))
         accepted = made.core.scheduler.counters.spec_accepted_tokens
     assert held > 25
-    assert accepted > 5
+    assert accepted > 2
 
 
 @over_shapes
@@ -118,7 +118,11 @@ def test_retracted_requests_have_it_too(
     models: Models, algorithm: DraftAlgorithm, shape: SpecShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
-    flags = {"page_size": 1, "max_total_tokens": 60, "disable_radix_cache": True}
+    flags = {
+        "page_size": 1,
+        "max_total_tokens": 50 if shape is CHAIN else 60,
+        "disable_radix_cache": True,
+    }
     with draft_core(models, algorithm, shape, disable_overlap_schedule=True, **flags) as made:
         assert sum(checked_steps(made, requests(4))) > 20
         assert made.core.scheduler.counters.retractions > 0

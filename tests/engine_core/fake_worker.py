@@ -169,6 +169,9 @@ class FakeWorker:
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
         return [1e-3 + 1e-6 * n for n in batch_tokens]
 
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        return [5e-4 + 1e-5 * n for n in rows]
+
     def launch(self, plan: StepPlan) -> None:
         if self._thread is not None:
             self._launched.append(time.perf_counter())
@@ -243,8 +246,8 @@ class FakeWorker:
         self.max_rows = max(self.max_rows, len(rows.slots))
         self.mixed_steps += len(set(rows.kinds)) > 1
         assert len(set(rows.slots)) == len(rows.slots), "a slot has two rows"
-        for slot, cap in zip(rows.slots, caps, strict=True):
-            self._draft_ahead(self.slots[slot], cap)
+        for slot_id, cap in zip(rows.slots, caps, strict=True):
+            self._draft_ahead(self.slots[slot_id], cap)
         runs: list[list[int]] = []
         errors: list[RowError] = []
         logprobs: list[RowLogprobs] = []
