@@ -24,8 +24,9 @@ from .memory_parts import (
 )
 from .model_config import ModelConfig
 
-_SLOT_BYTES = 64  # of a slot: lengths and its position among the drafts
-_LAYER_KERNELS, _FORWARD_KERNELS = 10, 20  # of a forward: a layer's; embedding, fc, head, choice
+# A layer's; what the extend has beside them, and a pass over chains or trees: layout, input, head,
+# candidates, what is gathered, grown and kept.
+_LAYER_KERNELS, _EXTEND_KERNELS, _CHAIN_KERNELS, _TREE_KERNELS = 10, 16, 6, 20
 
 
 class DraftParts(NamedTuple):
@@ -73,19 +74,22 @@ def _pool_bytes(config: EngineConfig, draft: DraftSource, target: ModelConfig, i
 
 def _record_bytes(config: EngineConfig, draft: DraftSource) -> int:
     """The driver's records of what drafting adds to all graphs."""
-    # The extend, and a forward for each step but the first; STANDALONE's feeds the bonus token.
-    forwards = draft.shape.steps + (draft.config.algorithm == "STANDALONE")
-    kernels = _LAYER_KERNELS * draft.config.model.num_hidden_layers + _FORWARD_KERNELS
-    return record_bytes(forwards * kernels, graph_rows(config), draft.shape.num_draft_tokens)
+    layers = _LAYER_KERNELS * draft.config.model.num_hidden_layers
+    # EAGLE's first level comes from the extend, STANDALONE's takes a pass.
+    passes = draft.shape.steps - (draft.config.algorithm != "STANDALONE")
+    each = _CHAIN_KERNELS if draft.shape.topk == 1 else _TREE_KERNELS
+    kernels = layers + _EXTEND_KERNELS + passes * (layers + each)
+    return record_bytes(kernels, graph_rows(config), draft.shape.num_draft_tokens)
 
 
 def _state_bytes(config: EngineConfig, draft: DraftSource, context: int, item: int) -> int:
-    """The slots' candidates, recurrent hidden states and prompts, and the draft's rotary table."""
+    """The rotary table of the draft, and by slot what its drafter keeps: the newest token, or
+    level 1, its recurrent hidden state and the prompt."""
     model = draft.config.model
-    pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
-    text = 4 * pages * config.page_size
-    hidden = model.hidden_size * item
-    slot = text + hidden + 8 * draft.shape.topk + _SLOT_BYTES
+    slot = 8
+    if draft.config.algorithm != "STANDALONE":
+        pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
+        slot = 4 * pages * config.page_size + model.hidden_size * item + 12 * draft.shape.topk
     return slots(config) * slot + rotary_bytes(model)
 
 
@@ -100,11 +104,15 @@ def _draft_size(draft: DraftSource, size: StepSize, rows: int) -> StepSize:
 
 
 def _extra_bytes(draft: DraftSource, size: StepSize, rows: int, item: int) -> int:
-    """The target's features, what they and the embedding become together, and probabilities."""
+    """The target's features; hidden state, beside the embedding too, of every token; of trees
+    their nodes' hidden states, gathered for a pass, and probabilities of a level's nodes."""
     config, topk = draft.config, draft.shape.topk
     hidden = config.model.hidden_size
+    # Without layers of its own choice the feature is the final hidden state, which is there.
+    features = config.feature_size if config.feature_layers else 0
     inputs = 0 if config.algorithm == "STANDALONE" else 3 * hidden
-    if config.algorithm == "EAGLE":
-        inputs += config.feature_size  # beside the embedding, before fc
-    candidates = rows * topk * config.draft_vocab_size * 4 if topk > 1 else 0
-    return size.tokens * (config.feature_size + inputs) * item + candidates
+    total = size.tokens * (features + inputs) * item
+    if topk > 1:
+        total += rows * topk * config.draft_vocab_size * 4
+        total += 2 * rows * topk * max(1, draft.shape.steps - 1) * hidden * item
+    return total

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.engine.build import build_worker
+from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import load_model
 from outrider.engine.models.draft_loader import load_draft
 from outrider.engine.rank_worker import find_site, load_rank
@@ -100,14 +101,13 @@ def test_both_pools_have_the_pages_that_were_planned(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools: list[tuple[int, int]] = []
-    from outrider.engine import rank_worker
 
-    class Recorded(rank_worker.KVPool):
+    class Recorded(KVPool):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             pools.append((self.num_pages, self.data.nbytes))
 
-    monkeypatch.setattr(rank_worker, "KVPool", Recorded)
+    monkeypatch.setattr("outrider.engine.rank_worker.KVPool", Recorded)
     for algorithm, folder in (
         ("STANDALONE", drafts.write_standalone(tmp_path / "standalone", target)),
         ("EAGLE3", drafts.write_eagle3(tmp_path / "eagle3", target, hidden=24)),
