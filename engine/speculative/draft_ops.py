@@ -9,6 +9,7 @@ from ...kernels.draft_candidates import top_candidates
 from ...kernels.draft_extend import extend_inputs
 from ...kernels.draft_layout import chain_layout, tree_layout
 from ...kernels.draft_nodes import select_tree, write_chains
+from ...kernels.draft_state import keep_state, take_state
 from ...kernels.draft_tree import expand_tree
 
 Op = Callable[..., None]
@@ -24,6 +25,8 @@ class DraftOps(NamedTuple):
     write_chains: Op
     expand_tree: Op
     select_tree: Op
+    take_state: Op
+    keep_state: Op
 
 
 _TORCH = DraftOps(
@@ -34,6 +37,8 @@ _TORCH = DraftOps(
     write_chains,
     expand_tree,
     select_tree,
+    take_state,
+    keep_state,
 )
 
 

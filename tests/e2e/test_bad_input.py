@@ -73,7 +73,11 @@ FLAGS: list[tuple[list[str], str, str]] = [
     ([*NGRAM, "--speculative-ngram-external-corpus-max-tokens", "0"], "max_tokens", "1 or more"),
     (["--speculative-ngram-capacity", "100"], "ngram_capacity", "--speculative-algorithm NGRAM"),
     (["--speculative-ngram-external-corpus-path", "x"], "corpus_path", "needs"),
-    (["--speculative-algorithm", "MAGIC"], "speculative_algorithm", "choose one of EAGLE, EAGLE3, NGRAM"),
+    (
+        ["--speculative-algorithm", "MAGIC"],
+        "speculative_algorithm",
+        "choose one of EAGLE, ",
+    ),
     (["--speculative-algorithm", ""], "speculative_algorithm", "must not be empty"),
     (["--speculative-algorithm", "none"], "speculative_algorithm", "leave it out"),
     (["--speculative-algorithm", "NextN"], "speculative_algorithm", "not built yet"),

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.engine.build import build_worker
+from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import load_model
 from outrider.engine.models.draft_loader import load_draft
 from outrider.engine.rank_worker import find_site, load_rank
 from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.device_config import Placement
-from outrider.engine_core.draft_memory import draft_sizes
+from outrider.engine_core.draft_sizes import draft_sizes
 from outrider.engine_core.draft_source import DraftSource, find_draft
 from outrider.engine_core.memory_plan import MemoryPlan, memory_parts, plan_memory
 from outrider.engine_core.model_config import load_model_config
@@ -44,31 +46,39 @@ def config_of(target: Path, algorithm: str, draft: Path, **fields: Any) -> Engin
     )
 
 
-def write_drafts(folder: Path, target: Path) -> list[tuple[str, Path]]:
-    """One of every kind that takes memory in a way of its own."""
-    return [
-        ("STANDALONE", drafts.write_standalone(folder / "standalone", target)),
-        ("EAGLE", drafts.write_eagle(folder / "eagle", target)),
-        ("EAGLE", drafts.write_eagle(folder / "eagle2", target, layers=2, bias=False)),
-        ("EAGLE3", drafts.write_eagle3(folder / "eagle3", target)),
-        ("EAGLE3", drafts.write_eagle3(folder / "eagle3-2", target, layers=2, draft_vocab=0)),
-        ("EAGLE3", drafts.write_eagle3(folder / "eagle3-wide", target, hidden=32)),
-        ("EAGLE3", drafts.write_eagle3(folder / "eagle3-final", target, layer_ids=())),
-    ]
-
-
-def test_weights_of_every_kind_are_planned_exactly(target: Path, tmp_path: Path) -> None:
-    model = load_model_config(target)
-    for algorithm, folder in write_drafts(tmp_path, target):
-        config = config_of(target, algorithm, folder)
-        source = find_draft(config, model, model.context_length)
-        assert isinstance(source, DraftSource), source
-        for dtype, native in ((torch.float32, True), (torch.bfloat16, False)):
-            loaded = load_model(target, model, dtype, CPU, native=native)
-            net = load_draft(folder, source.config, loaded, dtype, CPU, native=native)
-            device = "cpu" if native else "cuda"
-            placement = Placement(device, str(dtype).removeprefix("torch."), 0.5)  # type: ignore[arg-type]
-            assert draft_sizes(source, placement).weight_bytes == net.weight_bytes, folder.name
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["standalone", *drafts.DRAFTS])
+def test_weights_of_every_format_are_planned_exactly(
+    target: Path, tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    model, fields = load_model_config(target), {}
+    if name == "standalone":
+        algorithm, folder = "STANDALONE", drafts.write_standalone(tmp_path / name, target)
+    else:
+        kind = drafts.DRAFTS[name]
+        algorithm, folder = kind.algorithm, kind.write(tmp_path / name, target)
+        if kind.hot:
+            (tmp_path / "map.json").write_text(str([*range(kind.hot)]))
+            fields["speculative_token_map"] = str(tmp_path / "map.json")
+    tensors = load_file(folder / "model.safetensors")
+    floats = {k: t.to(dtype) if t.is_floating_point() else t for k, t in tensors.items()}
+    save_file(floats, folder / "model.safetensors")
+    config = config_of(target, algorithm, folder, **fields)
+    source = find_draft(config, model, model.context_length)
+    assert isinstance(source, DraftSource), source
+    for computed, device in ((torch.float32, "cpu"), (torch.bfloat16, "cuda")):
+        native = device == "cpu"
+        loaded = load_model(target, model, computed, CPU, native=native)
+        net = load_draft(
+            folder, source.config, loaded, computed, CPU, "auto", native, source.token_map
+        )
+        placement = Placement(device, str(computed).removeprefix("torch."), 0.5)  # type: ignore[arg-type]
+        assert draft_sizes(source, placement).weight_bytes == net.weight_bytes
+    dummy = source._replace(stored={})
+    net = load_draft(
+        folder, source.config, loaded, torch.bfloat16, CPU, "dummy", False, source.token_map
+    )
+    assert draft_sizes(dummy, placement).weight_bytes == net.weight_bytes
 
 
 def test_a_map_of_hot_tokens_copies_their_rows(target: Path, tmp_path: Path) -> None:
@@ -91,15 +101,17 @@ def test_both_pools_have_the_pages_that_were_planned(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools: list[tuple[int, int]] = []
-    from outrider.engine import rank_worker
 
-    class Recorded(rank_worker.KVPool):
+    class Recorded(KVPool):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             pools.append((self.num_pages, self.data.nbytes))
 
-    monkeypatch.setattr(rank_worker, "KVPool", Recorded)
-    for algorithm, folder in write_drafts(tmp_path, target)[::3]:
+    monkeypatch.setattr("outrider.engine.rank_worker.KVPool", Recorded)
+    for algorithm, folder in (
+        ("STANDALONE", drafts.write_standalone(tmp_path / "standalone", target)),
+        ("EAGLE3", drafts.write_eagle3(tmp_path / "eagle3", target, hidden=24)),
+    ):
         pools.clear()
         config = config_of(target, algorithm, folder, page_size=32)
         plan = find_site(config).plan
@@ -169,9 +181,7 @@ def planned(fraction: float = 0.9, **fields: Any) -> MemoryPlan:
 def test_qwen3_8b_eagle3_by_hand() -> None:
     plan = planned()
     layer = (4096 + 2 * 1024) * 8192 + 4096 * 4096 + 3 * 12_288 * 4096 + 3 * 4096
-    assert plan.draft_weight_bytes == 2 * (
-        layer + 3 * 4096 * 4096 + 4096 + 32_000 * 4096
-    )
+    assert plan.draft_weight_bytes == 2 * (layer + 3 * 4096 * 4096 + 4096 + 32_000 * 4096)
     assert plan.draft_kv_bytes_per_token == 2 * 8 * 128 * 2 == 4096
     assert plan.kv_bytes == (plan.num_pages + 1) * 16 * (147_456 + 4096)
     # Twice, as all of a step: features, embedding and hidden side by side, and what fc gives.

@@ -67,7 +67,7 @@ def test_a_drafts_own_shape_is_its_default(tmp_path: Path) -> None:
     steps = found("EAGLE", speculative_draft_model_path=path, speculative_num_steps=2)
     assert steps.shape == SpecShape(2, 1, 3)
     path = eagle(tmp_path, outrider={"steps": 5, "topk": 1, "num_draft_tokens": 16})
-    assert "of a chain" in refused("EAGLE", speculative_draft_model_path=path).reason
+    assert "16 is not steps + 1" in refused("EAGLE", speculative_draft_model_path=path).reason
 
 
 def test_the_embedded_targets_draft_is_found_by_itself(

@@ -1,12 +1,11 @@
-"""Draft models through whole cores on the GPU's kernels: nothing but the number of steps changes."""
+"""Draft models through whole cores on the GPU's kernels: only the number of steps changes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from outrider.engine.models.draft_loader import _read
+from outrider.engine.models.draft_loader import read_weights
 from outrider.engine.models.draft_net import DraftNet
 from outrider.engine.models.gpu_decoder import GpuDecoder
 from outrider.engine.models.gpu_draft import GpuDraft
@@ -16,13 +15,12 @@ from outrider.engine.speculative.gpu_draft_ops import gpu_draft_ops
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
 from outrider.engine_core.draft_config_json import load_draft_config
-from outrider.engine_core.drafter_spec import DrafterSpec
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.sampling_params import SamplingParams
 
 from ..cores import drive, request, tokens_of
-from ..draft_cores import _MAKERS, ALGORITHMS, CHAIN, TREE, VOCAB, Models, write_models
+from ..draft_cores import ALGORITHMS, CHAIN, TREE, VOCAB, Models, write_models
 from .device_cores import device_core
 from .gpu_driver import DEVICE
 
@@ -59,7 +57,7 @@ def load(models: Models, algorithm: DraftAlgorithm, target: GpuDecoder) -> Draft
     if algorithm == "STANDALONE":
         small = GpuDecoder(Checkpoint(folder), config.model, DTYPE, DEVICE)
         return GpuStandaloneDraft(config, small)
-    return GpuDraft(_read(folder, config, DTYPE, DEVICE, "auto"), config, target, DTYPE, DEVICE)
+    return GpuDraft(read_weights(folder, config), config, target, DTYPE, DEVICE)
 
 
 def run(models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape) -> tuple[Tokens, int]:
@@ -69,20 +67,14 @@ def run(models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape) -> t
     flags: dict[str, Any] = {"page_size": 16, "chunked_prefill_size": 9}
     flags["disable_cuda_graph"] = DEVICE.type == "cpu"
     if algorithm is not None:
-        # NGRAM stands in where a configuration is checked.
         flags |= {
-            "speculative_algorithm": "NGRAM",
+            "speculative_algorithm": algorithm,
+            "speculative_draft_model_path": str(models.drafts[algorithm]),
+            "speculative_length_policy": "fixed",
+            "speculative_num_steps": shape.steps,
+            "speculative_eagle_topk": shape.topk,
             "speculative_num_draft_tokens": shape.num_draft_tokens,
-            "draft": (
-                load(models, algorithm, target),
-                shape,
-                DrafterSpec(
-                    name=algorithm,
-                    implementation=_MAKERS[algorithm],
-                    tree=shape.topk > 1,
-                    default_num_draft_tokens=shape.num_draft_tokens,
-                ),
-            ),
+            "draft": (load(models, algorithm, target), shape),
         }
     with device_core(target, known, **flags) as (assembly, _):
         outputs = drive(assembly.core, requests())
