@@ -5,11 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels.draft_candidates import top_candidates
-from ...kernels.draft_extend import extend_inputs
-from ...kernels.draft_layout import chain_layout, tree_layout
-from ...kernels.draft_nodes import select_tree, write_chains
-from ...kernels.draft_tree import expand_tree
+from ...kernels import draft_ops_cpu
 
 Op = Callable[..., None]
 
@@ -26,21 +22,21 @@ class DraftOps(NamedTuple):
     select_tree: Op
 
 
-_TORCH = DraftOps(
-    extend_inputs,
-    chain_layout,
-    tree_layout,
-    top_candidates,
-    write_chains,
-    expand_tree,
-    select_tree,
+_CPU = DraftOps(
+    draft_ops_cpu.extend_inputs,
+    draft_ops_cpu.chain_layout,
+    draft_ops_cpu.tree_layout,
+    draft_ops_cpu.top_candidates,
+    draft_ops_cpu.write_chains,
+    draft_ops_cpu.expand_tree,
+    draft_ops_cpu.select_tree,
 )
 
 
 def draft_ops(device: torch.device) -> DraftOps:
     """Those for tensors on ``device``."""
     if device.type != "cuda":
-        return _TORCH
+        return _CPU
     # Loads triton, which machines without a GPU need not have.
     from .gpu_draft_ops import gpu_draft_ops
 
