@@ -64,11 +64,12 @@ class StepRunner:
         self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self._drafts: StepDrafts | None = None
 
-    def prepare(self, config: CoreConfig, draft: LoadedDraft | None) -> None:
+    def prepare(self, config: CoreConfig, draft: LoadedDraft | None) -> DeviceDrafter | None:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
         drafter = make_drafter(config, self.state.page_table, self._model, self._kv, draft)
         if drafter is not None:
             self.draft_with(drafter)
+        return drafter
 
     def draft_with(self, drafter: DeviceDrafter) -> None:
         """Let ``drafter`` fill the verify rows of steps that are not late-bound."""

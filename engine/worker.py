@@ -12,6 +12,8 @@ import torch
 from ..engine_core.config import CoreConfig
 from ..engine_core.plan import HostDrafts, StepPlan, StepResult
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
+from .draft_clock import draft_work
+from .measure import StepTimer
 from .speculative.device_drafter import LoadedDraft
 from .step import StepRunner
 
@@ -129,7 +131,11 @@ class TorchWorker:
 
     def prepare(self, config: CoreConfig) -> None:
         """Make the device's drafter; all else grows with the steps."""
-        self._runner.prepare(config, self._draft)
+        drafter = self._runner.prepare(config, self._draft)
+        if drafter is None or self._draft is None:
+            return
+        if isinstance(self._timer, StepTimer):
+            self._timer.draft_work = draft_work(drafter, self._draft, self._runner.state)
 
     def fail(self, reason: str) -> None:
         """Make ``collect`` raise behind the results that are in."""
