@@ -10,6 +10,7 @@ from .config import EngineConfig
 from .draft_config import DraftAlgorithm, DraftConfig
 from .draft_config_json import misfits, parse_draft_config
 from .draft_finding import Finding, failed
+from .draft_names import our_name
 from .draft_source import find_draft
 from .drafter_spec import find_drafter
 from .model_config import ModelConfig, ModelConfigError, load_model_config
@@ -27,7 +28,7 @@ _CHECK_OF = {
     "hot_vocab_size": "vocabulary",
     "hidden_size": "hidden width",
     "target_hidden_size": "hidden width",
-    "eagle_config.eagle_aux_hidden_state_layer_ids": "captured layers",
+    "eagle_aux_hidden_state_layer_ids": "captured layers",
     "num_aux_hidden_states": "captured layers",
     "max_position_embeddings": "positions",
     "quantization_config": "types",
@@ -74,11 +75,10 @@ def check_draft(config: EngineConfig) -> Iterator[Finding]:
 
 def algorithm_of(folder: Path) -> DraftAlgorithm:
     """What a draft's tensors say that it is. Raises HeaderError."""
-    names = [name.removeprefix("model.") for name in tensor_dtypes(folder)]
-    if not any(name.startswith("fc.") for name in names):
-        return "STANDALONE"
-    three = any(name == "d2t" or name.endswith("hidden_norm.weight") for name in names)
-    return "EAGLE3" if three else "EAGLE"
+    names = {our_name(name) for name in tensor_dtypes(folder)}
+    if "model.layers.0.hidden_norm.weight" in names:
+        return "EAGLE3"
+    return "EAGLE" if "model.fc.weight" in names else "STANDALONE"
 
 
 def _fit(draft: DraftConfig, target: ModelConfig) -> Iterator[Finding]:
@@ -90,8 +90,8 @@ def _fit(draft: DraftConfig, target: ModelConfig) -> Iterator[Finding]:
 
 
 def _misfit(reason: str) -> Finding:
-    field, separator, _ = reason.partition(": ")
-    return failed(_CHECK_OF.get(field, "config.json") if separator else "config.json", reason)
+    field = reason.partition(": ")[0].rpartition(".")[2]
+    return failed(_CHECK_OF.get(field, "config.json"), reason)
 
 
 def _fitting(draft: DraftConfig, target: ModelConfig) -> Iterator[Finding]:

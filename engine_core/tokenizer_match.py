@@ -32,8 +32,6 @@ def match_tokenizers(target: Path, draft: Path, drafts_text: bool) -> Finding:
     tokenizer.json leaves open what they mean; the others read ids through the target's table.
     """
     own, theirs = target / "tokenizer.json", draft / "tokenizer.json"
-    if not own.is_file():
-        return Finding(_CHECK, "warning", f"{target} has no tokenizer.json to compare with")
     if not theirs.is_file():
         if drafts_text:
             return Finding(
@@ -43,6 +41,8 @@ def match_tokenizers(target: Path, draft: Path, drafts_text: bool) -> Finding:
                 "copy the tokenizer.json that it was trained with into its folder",
             )
         return Finding(_CHECK, "ok", "the draft has none of its own: the target's ids are meant")
+    if not own.is_file():
+        return Finding(_CHECK, "warning", f"{target} has no tokenizer.json to compare with")
     try:
         mine, other = (
             msgspec.json.decode(path.read_bytes(), type=_Tokenizer) for path in (own, theirs)

@@ -25,8 +25,8 @@ _WRONG = {
 }
 _SELF = (
     "the first position, which sees the target, is right and what the draft feeds itself is not: "
-    "its recurrent hidden state is taken before or after the wrong norm (norm_output), or it was "
-    "trained for one step only"
+    "its recurrent hidden state is taken on the wrong side of a norm (try norm_output of its "
+    "config.json the other way round), or it was trained for one step only"
 )
 
 
