@@ -1,4 +1,4 @@
-# make run    a completion with n-gram speculation, beside the same run without it
+# make run    one completion plainly, with n-gram drafts and with a draft model's
 # make test   everything that CI runs
 # make exact  the full exactness matrix; writes benchmarks/results/exact-cpu.json
 

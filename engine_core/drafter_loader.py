@@ -37,12 +37,13 @@ def make_drafter_object(
         takes = "(config, spec)" if spec.host else "(context)"
         return refuse_maker(spec, implementation, f"is not a function of {takes}")
     try:
-        return make(*arguments)
+        made: object = make(*arguments)
     except RefusedError as error:
         return error.refused
     except Exception as error:
         reason = f"failed: {type(error).__name__}: {error}"
         return refuse_maker(spec, implementation, reason)
+    return made
 
 
 def refuse_maker(spec: DrafterSpec, implementation: str, reason: str) -> Refused:

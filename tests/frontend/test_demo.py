@@ -8,6 +8,7 @@ import pytest
 from outrider.engine_core.model_path import ModelNotFound, resolve_model
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.frontend import demo
+from outrider.frontend.results import Chunk
 
 from ..engine.draft_checkpoints import write_eagle3
 
@@ -54,7 +55,7 @@ def test_without_a_draft_one_line_says_so(
 
 
 def test_outputs_that_differ_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    chunks = [demo.Chunk("", (1, 2)), demo.Chunk("", (1, 3), meta_info={"spec_accept_length": 2.5})]
+    chunks = [Chunk("", (1, 2)), Chunk("", (1, 3), meta_info={"spec_accept_length": 2.5})]
     sides = [demo.Side("without speculation", 10.0, chunks[0]), demo.Side("x", 20.0, chunks[1])]
     assert demo._compare(sides) == 1
     out = capsys.readouterr().out

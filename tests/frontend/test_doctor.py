@@ -78,7 +78,7 @@ def test_text_lookup_is_judged_by_the_text() -> None:
 
 
 def test_an_output_that_ends_inside_a_run_is_no_miss() -> None:
-    counts = {"drafted": (500, 500, 500), "accepted": (498, 496, 490), "ended": 20}
+    counts: dict[str, Any] = {"drafted": (500, 500, 500), "accepted": (498, 496, 490), "ended": 20}
     [finding] = judge([1.0] * 3, **counts)
     assert "exactly 1.0" in finding.found
     [finding] = judge([1.0] * 3, **counts | {"ended": 5})

@@ -1,5 +1,7 @@
 """Drafters on the device from another package, on the GPU's kernels; on a GPU in CUDA graphs."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -28,15 +30,15 @@ class OpenModel(KvModel):
         return hidden, hidden[:, :0]
 
 
-def run(algorithm: str | None, **flags: object) -> tuple[dict[str, list[int]], int]:
+def run(algorithm: str | None, page_size: int) -> tuple[dict[str, list[int]], int]:
     """Tokens, and how many drafts were right."""
     params = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
     messages = [request(f"r{i}", [(3 * j + i) % VOCAB for j in range(3 + 4 * i)], params)
                 for i in range(3)]  # fmt: skip
-    chosen = {} if algorithm is None else {"speculative_algorithm": algorithm}
-    made = device_core(
-        OpenModel(VOCAB), bigram_config(VOCAB), disable_cuda_graph=True, **chosen, **flags
-    )
+    flags: dict[str, Any] = {"disable_cuda_graph": True}
+    if algorithm is not None:
+        flags["speculative_algorithm"] = algorithm
+    made = device_core(OpenModel(VOCAB), bigram_config(VOCAB), page_size=page_size, **flags)
     with made as (assembly, worker):
         outputs = drive(assembly.core, messages)
         drafter = worker._step.drafter
@@ -65,8 +67,8 @@ def test_the_output_is_that_of_plain_decoding(
     algorithm: str, page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(PACKAGE))
-    plain, _ = run(None, page_size=page_size)
-    drafted, right = run(algorithm, page_size=page_size)
+    plain, _ = run(None, page_size)
+    drafted, right = run(algorithm, page_size)
     assert drafted == plain
     assert right > 0
 
