@@ -196,7 +196,7 @@ def _shape(rates: list[float], shown: str, has_model: bool) -> str:
         )
     if share < _FLAT:
         return f"decays slowly: {shown}; usual"
-    return f"flat: {shown}; the draft was trained on what it feeds itself"
+    return f"flat: {shown}; the draft goes on as well from its own tokens as from the target's"
 
 
 def _coverage(known: float) -> Finding:
