@@ -10,7 +10,6 @@ from starlette.responses import PlainTextResponse, Response
 
 from ... import __version__
 from ...engine_core.capabilities import capability_table
-from ...engine_core.drafter_list import list_drafters
 from ...engine_core.messages import CoreStats
 from ...engine_core.refusal import RefusedError
 from ..metrics import average_accept_length
@@ -83,8 +82,8 @@ async def model_info(request: Request) -> Response:
 
 
 async def capabilities(request: Request) -> Response:
-    """What works, what is refused and why, and the drafters of this installation."""
-    return json_response({"capabilities": capability_table(), "drafters": list_drafters()})
+    """What works, what is refused and why."""
+    return json_response({"capabilities": capability_table()})
 
 
 async def _probe(service: AsyncService) -> str | None:
