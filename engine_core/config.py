@@ -403,6 +403,7 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         drafter=drafter,
         draft_width=shape.num_draft_tokens,
         draft_reach=draft_reach(shape),
+        draft_topk=shape.topk,
         context_length=context,
         max_running_requests=running,
         chunk_tokens=2**31 - 1 if chunk == -1 else chunk,
