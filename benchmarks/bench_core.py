@@ -94,6 +94,9 @@ class TextWorker:
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
         return [1e-3 for _ in batch_tokens]
 
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        return [1e-3 for _ in rows]
+
     def launch(self, plan: StepPlan) -> None:
         self._plans.append(plan)
 

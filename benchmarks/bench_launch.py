@@ -90,6 +90,10 @@ class InstantWorker:
         """Nothing takes time here."""
         return [1e-6] * len(batch_tokens)
 
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Nothing takes time here."""
+        return [1e-6] * len(rows)
+
     def upload_drafts(self, drafts: HostDrafts) -> None:
         """No step waits for drafts."""
         raise RuntimeError(f"drafts came for step {drafts.step}")

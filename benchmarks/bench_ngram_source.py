@@ -52,6 +52,9 @@ class WatchedWorker:
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
         return self.worker.measure(batch_tokens)
 
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        return self.worker.measure_drafting(rows)
+
     def launch(self, plan: StepPlan) -> None:
         if plan.late_bound:
             self.late.add(plan.step)

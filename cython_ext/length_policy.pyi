@@ -15,6 +15,9 @@ class LengthPolicy:
     def start(self, slot: int) -> None:
         """Forget the slot's former request."""
 
+    def fade(self, slots: NDArray[np.int32], kept: float) -> None:
+        """Trust what the slots' requests ([R]) were alike themselves by a factor less."""
+
     def offer(
         self,
         slots: NDArray[np.int32],

@@ -101,6 +101,13 @@ cdef class LengthPolicy:
         self.states[slot].hits = 0.0
         self.states[slot].expected = 0.0
 
+    def fade(self, const int[::1] slots not None, double kept):
+        cdef Py_ssize_t r
+        check_rows(self, slots, slots.shape[0], "slots")
+        for r in range(slots.shape[0]):
+            self.states[slots[r]].hits *= kept
+            self.states[slots[r]].expected *= kept
+
     cdef double estimate(self, int cell) noexcept nogil:
         """Acceptance of a node given its parent's; deeper levels lean on the first level's cell."""
         cdef int rank = cell % RANKS, share = (cell // RANKS) % SHARES

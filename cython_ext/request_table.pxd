@@ -7,8 +7,9 @@ cdef enum:
 
 # One request in a slot. `length`: committed tokens, the prompt included. `target`: tokens that
 # prefill computes; `filled` of them are planned. `emits`: most tokens that the newest row may
-# still add, 0 once its result is in. `fast`: `commit_fast` may commit its rows; the counts since
-# `take_counts` are those of its verify rows.
+# still add, `reach`: tokens from its first on whose KV it may write; both 0 once its result is in.
+# `fast`: `commit_fast` may commit its rows; the counts since `take_counts` are those of its verify
+# rows.
 cdef struct Entry:
     bint open
     bint sure_length
@@ -18,6 +19,7 @@ cdef struct Entry:
     int32_t target
     int32_t filled
     int32_t emits
+    int32_t reach
     int32_t held
     int32_t room
     int64_t last_step
@@ -45,6 +47,7 @@ cdef class _Ints:
 cdef class RequestTable:
     cdef int32_t _max_slots
     cdef int32_t _page_size
+    cdef int32_t _draft_reach
     cdef Entry *_entries
     cdef list _rids
     cdef list _sinks
@@ -62,4 +65,5 @@ cdef class RequestTable:
         self, Entry *entry, const int32_t *run, int32_t length
     ) noexcept nogil
     cdef void _clear_counts(self, Entry *entry) noexcept nogil
+    cdef int32_t _reach(self, int32_t width) noexcept nogil
     cdef int32_t _lacks(self, Entry *entry, int32_t width) noexcept nogil

@@ -37,6 +37,7 @@ class SlotState(NamedTuple):
     emits: int
     held: int
     last_step: int
+    reach: int
 
 class FastCommit(NamedTuple):
     """What `commit_fast` did: indexes of rows it left, and sums over those it committed."""
@@ -76,7 +77,7 @@ def check_result(
 class RequestTable:
     """What planning and commit touch for every row of every step."""
 
-    def __new__(cls, max_slots: int, page_size: int) -> Self: ...
+    def __new__(cls, max_slots: int, page_size: int, draft_reach: int = 0) -> Self: ...
     @property
     def max_slots(self) -> int:
         """Slots, open or not."""

@@ -5,6 +5,9 @@
 While a row is in flight the host knows a request's length only within
 `length .. length + emits`; every bound below is taken at the upper end, where a row's bonus token
 stands at position `length + emits - 1`.
+
+A drafter with KV of its own writes it ahead: a verify row that drafts may touch `draft_reach`
+tokens from its first on, although it verifies fewer of them.
 """
 
 from array import array
@@ -28,7 +31,7 @@ DecodeRows = namedtuple(
 )
 SlotState = namedtuple(
     "SlotState",
-    ("length", "max_total", "target", "filled", "emits", "held", "last_step"),
+    ("length", "max_total", "target", "filled", "emits", "held", "last_step", "reach"),
     module=__name__,
 )
 FastCommit = namedtuple(
@@ -138,14 +141,18 @@ cdef class _Ints:
 cdef class RequestTable:
     """What planning and commit touch for every row of every step.
 
-    A slot index out of range or not open raises ValueError in every method.
+    `draft_reach`: tokens from a row's first on that a drafter with KV of its own may write, 0 to
+    64; 0 for one without. A slot index out of range or not open raises ValueError in every method.
     """
 
-    def __cinit__(self, int32_t max_slots, int32_t page_size):
+    def __cinit__(self, int32_t max_slots, int32_t page_size, int32_t draft_reach=0):
         if max_slots < 1 or page_size < 1:
             raise ValueError(f"max_slots {max_slots} and page_size {page_size} must be 1 or more")
+        if not 0 <= draft_reach < MAX_QUERY:
+            raise ValueError(f"draft_reach is {draft_reach}: give 0 to {<int>MAX_QUERY - 1} tokens")
         self._max_slots = max_slots
         self._page_size = page_size
+        self._draft_reach = draft_reach
         self._entries = <Entry *>calloc(max_slots, sizeof(Entry))
         if self._entries is NULL:
             raise MemoryError(f"no memory for {max_slots} slots")
@@ -188,9 +195,13 @@ cdef class RequestTable:
         cdef int32_t left = entry.max_total - entry.length - (1 if entry.emits > 0 else 0)
         return max(0, min(cap, left))
 
+    cdef int32_t _reach(self, int32_t width) noexcept nogil:
+        """Tokens from its first on that a verify row of `width` tokens may write."""
+        return max(width, self._draft_reach if width > 1 else 0)
+
     cdef int32_t _lacks(self, Entry *entry, int32_t width) noexcept nogil:
         """Pages missing for a verify row of `width` tokens, wherever it will start."""
-        cdef int32_t end = entry.length + entry.emits - 1 + width
+        cdef int32_t end = entry.length + entry.emits - 1 + self._reach(width)
         return max(0, (end + self._page_size - 1) // self._page_size - entry.held)
 
     @property
@@ -233,6 +244,7 @@ cdef class RequestTable:
         entry.target = length
         entry.filled = filled
         entry.emits = 0
+        entry.reach = 0
         entry.held = 0
         entry.last_step = 0
         entry.fast = False
@@ -252,7 +264,7 @@ cdef class RequestTable:
         """Columns of an open slot."""
         cdef Entry *e = self._entry(slot)
         return SlotState(
-            e.length, e.max_total, e.target, e.filled, e.emits, e.held, e.last_step
+            e.length, e.max_total, e.target, e.filled, e.emits, e.held, e.last_step, e.reach
         )
 
     def last_step(self, int32_t slot):
@@ -451,7 +463,7 @@ cdef class RequestTable:
             entry.length += length
             emitted += length
             if entry.last_step == step:
-                entry.emits = 0
+                entry.emits = entry.reach = 0
             if drafted[row] == 0:
                 plain += 1
                 entry.plain_ct += 1
@@ -525,13 +537,13 @@ cdef class RequestTable:
             raise ValueError(f"{kept} more tokens exceed the cap of {entry.max_total}")
         entry.length += kept
         if entry.last_step == step:
-            entry.emits = 0
+            entry.emits = entry.reach = 0
 
     def expected_pages(self, const int32_t[::1] slots not None, double ratio, int32_t clip):
         """Pages that the requests may still ask for, `ratio` of what they could at most.
 
         At most `clip` tokens of each are looked at; a request that surely uses all of its cap
-        counts in full.
+        counts in full. One that may draft needs pages for its drafter's reach too.
         """
         cdef Py_ssize_t i
         cdef int64_t total = 0
@@ -542,7 +554,8 @@ cdef class RequestTable:
             end = min(entry.max_total - entry.length, clip)
             if not entry.sure_length:
                 end = <int32_t>(end * ratio)
-            end = (entry.length + end + self._page_size - 1) // self._page_size
+            end += entry.length + (self._draft_reach if entry.drafts else 0)
+            end = (end + self._page_size - 1) // self._page_size
             total += max(0, end - entry.held)
         return total
 
@@ -594,6 +607,7 @@ cdef class RequestTable:
                 self._page_ids.push(entry.pages[entry.held - 1])
                 lacks -= 1
             entry.emits = width
+            entry.reach = self._reach(width)
             entry.last_step = step
             self._slots.push(slots[i])
             self._q_caps.push(width)
@@ -606,7 +620,7 @@ cdef class RequestTable:
         """Damage the state so that a test can see a checker notice.
 
         Kinds: "length", "page" (the first becomes the last), "held" (loses the last page),
-        "filled", "emits", "max_total".
+        "filled", "emits", "reach", "max_total".
         """
         cdef Entry *entry = self._entry(slot)
         if kind == "length":
@@ -619,6 +633,8 @@ cdef class RequestTable:
             entry.filled = entry.target + 1
         elif kind == "emits":
             entry.emits += 1
+        elif kind == "reach":
+            entry.reach += 64 * self._page_size
         elif kind == "max_total":
             entry.max_total = entry.length - 1
         else:

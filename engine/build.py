@@ -10,7 +10,7 @@ from ..engine_core.core import EngineCore
 from ..engine_core.memory_report import memory_line
 from ..engine_core.messages import CoreInfo
 from ..engine_core.refusal import Refused, RefusedError
-from ..engine_core.step_times import StepTimes, measure_times
+from ..engine_core.step_times import StepTimes, measure_drafting, measure_times
 from ..engine_core.trace import TRACE_VERSION, TraceFile, TraceHeader, TraceWriter
 from .device_memory import DeviceMemory
 from .rank_worker import find_site, guard, load_rank, make_worker
@@ -47,7 +47,7 @@ def build_engine(config: EngineConfig) -> Engine:
     ``OUTRIDER_TRACE`` names a file that records every step. Raises RefusedError naming the flag
     that is at fault.
     """
-    worker, memory = _build_worker(config)
+    config, worker, memory = _build_worker(config)
     try:
         resolved = resolve_config(config, worker.info())
         if isinstance(resolved, Refused):
@@ -72,30 +72,34 @@ def build_worker(config: EngineConfig) -> EngineWorker:
     the machine lacks, a configuration that does not fit into the device's memory, ranks that
     cannot share the model.
     """
-    return _build_worker(config)[0]
+    return _build_worker(config)[1]
 
 
-def _build_worker(config: EngineConfig) -> tuple[EngineWorker, DeviceMemory]:
+def _build_worker(config: EngineConfig) -> tuple[EngineConfig, EngineWorker, DeviceMemory]:
+    """The worker, the configuration with all that its models decide, and the device's memory."""
     site = find_site(config)
     if config.tp_size > 1:
         # Loads torch.distributed, which one rank does not need.
         from .parallel.start import start_ranks
 
-        return start_ranks(site)
+        return site.config, *start_ranks(site)
     loaded = load_rank(site)
-    return make_worker(loaded, site.plan.num_pages), loaded.memory
+    return site.config, make_worker(loaded, site.plan.num_pages), loaded.memory
 
 
 def _assemble(resolved: CoreConfig, worker: EngineWorker, memory: DeviceMemory) -> Engine:
     times: StepTimes | None = None
+    drafting: StepTimes | None = None
     if resolved.drafter is not None:
         times = measure_times(worker, resolved.max_running_requests * resolved.draft_width)
+        if resolved.drafter.drafting_takes_time:
+            drafting = measure_drafting(worker, resolved.max_running_requests)
     config = resolved.engine
     tail_flag = "model" if config.tokenizer_path is None else "tokenizer_path"
     tail = guard(tail_flag, lambda: load_tail(config))
-    trace_file = _open_trace(resolved, () if times is None else times.knots)
+    trace_file = _open_trace(resolved, times, drafting)
     trace = None if trace_file is None else TraceWriter(trace_file.write)
-    assembly = assemble(resolved, worker, times, tail, trace)
+    assembly = assemble(resolved, worker, times, tail, trace, drafting)
     return Engine(assembly, worker, _core_info(resolved), trace_file, memory)
 
 
@@ -120,9 +124,12 @@ def _core_info(resolved: CoreConfig) -> CoreInfo:
     )
 
 
-def _open_trace(config: CoreConfig, knots: tuple[tuple[int, float], ...]) -> TraceFile | None:
+def _open_trace(
+    config: CoreConfig, times: StepTimes | None, drafting: StepTimes | None
+) -> TraceFile | None:
     path = os.environ.get(TRACE_VARIABLE)
     if not path:
         return None
-    header = TraceHeader(TRACE_VERSION, config, config.engine.model, knots)
+    step_times, draft_times = (() if t is None else t.knots for t in (times, drafting))
+    header = TraceHeader(TRACE_VERSION, config, config.engine.model, step_times, draft_times)
     return guard(TRACE_VARIABLE, lambda: TraceFile(path, header))

@@ -1,7 +1,8 @@
-"""T(batch tokens): how long a verify step of a size takes, measured on scratch KV."""
+"""How long a verify step of a size takes, and drafting for it, measured on scratch KV."""
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,43 +18,54 @@ _BUDGET_S = 1.2  # for all sizes together
 _TURNS = 5
 
 
+class DraftWork(NamedTuple):
+    """What a draft model does in a step, for the clock: it writes no request's KV.
+
+    ``draft(rows)`` drafts in full for so many rows; ``align(batch)`` follows a target's step.
+    """
+
+    draft: Callable[[int], None]
+    align: Callable[[ForwardBatch], None]
+
+
 class StepTimer:
-    """Times chains of several rows whose KV is the sink page, so that no request's KV changes."""
+    """Times chains of several rows whose KV is the sink page, so that no request's KV changes.
+
+    ``draft_work``: set by whoever makes a draft model's drafter.
+    """
 
     def __init__(self, model: Model, kv: KVPool) -> None:
         self._model = model
         self._kv = kv
+        self.draft_work: DraftWork | None = None
 
     def measure(
         self, batch_tokens: Sequence[int], announce: Callable[[int], None] | None = None
     ) -> list[float]:
-        """Seconds of a step of each size (rising): the fastest of a few.
+        """Seconds of a step of each size (rising), drafting left out: the fastest of a few.
 
-        All sizes take turns, so that a disturbance does not hit every run of one of them. Sizes
-        that double come first, then the ones between, while the budget lasts; the others are
-        interpolated, or continue the average slope. ``announce`` is told each size before its run.
+        ``announce`` is told each size before its run.
         """
-        deadline = time.perf_counter() + _BUDGET_S
-        best: dict[int, float] = {}
-        order = _coarse_first(batch_tokens)
-        batches = {size: self._batch(size) for size in order}
-        for _ in range(_TURNS):
-            for size in order:
-                if not best or time.perf_counter() + _expected(best, size) < deadline:
-                    if announce is not None:
-                        announce(size)
-                    seconds = self._time(batches[size])
-                    best[size] = min(seconds, best.get(size, seconds))
-        return _complete(batch_tokens, best)
+        batches = {size: self._batch(size) for size in batch_tokens}
+        return _measure(batch_tokens, lambda size: self._run(batches[size]), announce)
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Seconds of drafting for so many rows (rising): the fastest of a few.
+
+        Raises RuntimeError without a draft model.
+        """
+        if self.draft_work is None:
+            raise RuntimeError("there is no draft model whose drafting could be timed")
+        return _measure(rows, self.draft_work.draft)
 
     def run(self, tokens: int) -> None:
         """The forward pass of a size, without logits."""
         self._model.forward(self._batch(tokens), self._kv)
 
-    def _time(self, batch: ForwardBatch) -> float:
-        began = time.perf_counter()
+    def _run(self, batch: ForwardBatch) -> None:
         argmax_rows(self._model.logits(self._model.forward(batch, self._kv)))
-        return time.perf_counter() - began
+        if self.draft_work is not None:
+            self.draft_work.align(batch)
 
     def _batch(self, tokens: int) -> ForwardBatch:
         widths = [_CHAIN] * (tokens // _CHAIN) + ([tokens % _CHAIN] if tokens % _CHAIN else [])
@@ -72,6 +84,31 @@ class StepTimer:
             is_tree=torch.zeros(len(widths), dtype=torch.uint8, device=device),
             logits_index=torch.arange(tokens, device=device),
         )
+
+
+def _measure(
+    sizes: Sequence[int],
+    run: Callable[[int], None],
+    announce: Callable[[int], None] | None = None,
+) -> list[float]:
+    """Seconds of ``run`` at each size (rising).
+
+    All sizes take turns, so that a disturbance does not hit every run of one of them. Sizes that
+    double come first, then the ones between, while the budget lasts; the others are interpolated,
+    or continue the average slope.
+    """
+    deadline = time.perf_counter() + _BUDGET_S
+    best: dict[int, float] = {}
+    for _ in range(_TURNS):
+        for size in _coarse_first(sizes):
+            if not best or time.perf_counter() + _expected(best, size) < deadline:
+                if announce is not None:
+                    announce(size)
+                began = time.perf_counter()
+                run(size)
+                seconds = time.perf_counter() - began
+                best[size] = min(seconds, best.get(size, seconds))
+    return _complete(sizes, best)
 
 
 def _coarse_first(sizes: Sequence[int]) -> list[int]:

@@ -12,6 +12,7 @@ import torch
 from ..engine_core.config import CoreConfig
 from ..engine_core.plan import HostDrafts, StepPlan, StepResult
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
+from .speculative.device_drafter import LoadedDraft, make_drafter
 from .step import StepRunner
 
 _JOIN_S = 5.0
@@ -42,10 +43,14 @@ class EngineWorker(Worker, Protocol):
 
 
 class Timer(Protocol):
-    """What measures T(batch tokens)."""
+    """What measures T(batch tokens), and what drafting takes by rows."""
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
-        """Seconds of a step of each size (rising)."""
+        """Seconds of a step of each size (rising), drafting left out."""
+        ...
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Seconds of drafting for so many rows (rising)."""
         ...
 
 
@@ -103,7 +108,11 @@ class TorchWorker:
     traceback.
     """
 
-    def __init__(self, info: WorkerInfo, runner: StepRunner, timer: Timer) -> None:
+    def __init__(
+        self, info: WorkerInfo, runner: StepRunner, timer: Timer, draft: LoadedDraft | None = None
+    ) -> None:
+        """``draft``: the draft model of algorithms that have one."""
+        self._draft = draft
         self._info = info
         self._runner = runner
         self._timer = timer
@@ -119,7 +128,11 @@ class TorchWorker:
         return self._info
 
     def prepare(self, config: CoreConfig) -> None:
-        """Nothing depends on it here: arrays grow with the steps."""
+        """Make the device's drafter; all else grows with the steps."""
+        page_table = self._runner.state.page_table
+        drafter = make_drafter(config, page_table, self._info.page_size, self._draft)
+        if drafter is not None:
+            self._runner.draft_with(drafter)
 
     def fail(self, reason: str) -> None:
         """Make ``collect`` raise behind the results that are in."""
@@ -135,6 +148,12 @@ class TorchWorker:
         """T(batch tokens): seconds of a verify step of each size; only while idle."""
         times: list[float] = []
         self._call(lambda: times.extend(self._timer.measure(batch_tokens)))
+        return times
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Seconds that a draft model's drafting for so many rows takes; only while idle."""
+        times: list[float] = []
+        self._call(lambda: times.extend(self._timer.measure_drafting(rows)))
         return times
 
     def launch(self, plan: StepPlan) -> None:
@@ -156,7 +175,7 @@ class TorchWorker:
 
     def reset(self) -> None:
         """Forget every slot (only while idle); KV contents become meaningless."""
-        self._call(self._runner.state.reset)
+        self._call(self._runner.reset)
 
     def shutdown(self) -> None:
         """Stop after the steps already launched; idempotent. A step that hangs is left behind."""

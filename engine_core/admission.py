@@ -45,12 +45,19 @@ class Admission:
     """Moves the next waiting request into a slot, or says that it has to wait."""
 
     def __init__(
-        self, cache: PrefixCache, queue: WaitingQueue, batch: RunningBatch, max_running: int
+        self,
+        cache: PrefixCache,
+        queue: WaitingQueue,
+        batch: RunningBatch,
+        max_running: int,
+        kv_reach: int,
     ) -> None:
+        """``kv_reach``: tokens that drafting writes from a row's first on (see ``CoreConfig``)."""
         self._cache = cache
         self._queue = queue
         self._batch = batch
         self._max_running = max_running
+        self._kv_reach = kv_reach
         self.ratio = NewTokenRatio()
 
     def next_waiting(self) -> Waiting:
@@ -89,7 +96,8 @@ class Admission:
         if not running:
             return need
         new = min(request.max_total - request.length, CLIP_NEW_TOKENS)
-        growth = self._cache.pages_for(request.length + new) - need - cached_pages
+        reach = self._kv_reach if request.speculative else 0
+        growth = self._cache.pages_for(request.length + new + reach) - need - cached_pages
         slots = np.array([r.slot for r in running], dtype=np.int32)
         table = self._batch.table
         return need + growth + table.expected_pages(slots, self.ratio.value, CLIP_NEW_TOKENS)

@@ -96,10 +96,12 @@ def assemble(
     times: StepTimes | None,
     tail: TailDecoder | None,
     trace: TraceWriter | None,
+    drafting: StepTimes | None = None,
 ) -> Assembly:
     """Put a core together; ``times`` are needed with a drafter. Raises ValueError without.
 
-    Raises RefusedError for a drafter that cannot be made.
+    ``drafting``: a draft model's seconds by rows, which ``times`` are without. Raises RefusedError
+    for a drafter that cannot be made.
     """
     drafter: HostDrafter | None = None
     controller: DraftPolicy | None = None
@@ -110,7 +112,8 @@ def assemble(
         slots, nodes = config.worker.max_slots, config.draft_width - 1
         policy = config.engine.speculative_length_policy
         if config.drafter.on_device:
-            device = DeviceLengths(times, slots, nodes, policy)
+            trees = config.draft_topk > 1
+            device = DeviceLengths(times, slots, nodes, policy, drafting, trees)
         if config.drafter.host:
             made = make_host_drafter(config.drafter, config.engine)
             if isinstance(made, Refused):
@@ -133,11 +136,17 @@ def assemble(
 
 def assemble_replay(header: TraceHeader, worker: Worker, trace: TraceWriter) -> Assembly:
     """The core that a trace's header describes, for :func:`~.replay.replay_core`."""
-    times = None
-    if header.config.drafter is not None:
-        sizes, seconds = zip(*header.step_times, strict=True)
-        times = StepTimes(sizes, seconds)
-    return assemble(header.config, worker, times, load_tail(header.config.engine), trace)
+    times = times_of(header.step_times)
+    drafting = times_of(header.draft_times)
+    return assemble(header.config, worker, times, load_tail(header.config.engine), trace, drafting)
+
+
+def times_of(knots: tuple[tuple[int, float], ...]) -> StepTimes | None:
+    """The table that a trace's header has; None for none. Raises ValueError."""
+    if not knots:
+        return None
+    sizes, seconds = zip(*knots, strict=True)
+    return StepTimes(sizes, seconds)
 
 
 def load_tail(config: EngineConfig) -> TailDecoder | None:

@@ -164,11 +164,14 @@ def lengths_capped(scheduler: Scheduler) -> None:
 
 
 def pages_cover(scheduler: Scheduler) -> None:
-    """A slot's pages hold its prompt and the farthest position its row in flight can touch."""
+    """A slot's pages hold its prompt and the farthest position its row in flight can touch.
+
+    That is its last query token, or where its drafter wrote ahead of it.
+    """
     table = scheduler.batch.table
     for holder in _holders(scheduler):
         state = table.state(holder.slot)
-        end = max(state.target, state.length - 1 + state.emits if state.emits else 0)
+        end = max(state.target, state.length - 1 + max(state.emits, state.reach))
         room = state.held * scheduler.cache.page_size
         _require(room >= end, f"slot {holder.slot} has pages for {room} tokens of {end}")
 

@@ -41,6 +41,7 @@ NO_ROOM = 2
 NO_PROPOSAL = 3
 NOT_PROFITABLE = 4
 NO_MATCH = 5
+TIMED_PLAIN = 6
 
 REASONS: tuple[str | None, ...] = (
     None,
@@ -49,6 +50,7 @@ REASONS: tuple[str | None, ...] = (
     "no proposal yet",
     "not profitable at this batch size",
     "no match",
+    "a step without drafts, now and then, to time it",
 )
 
 _BY_OFFER: U8 = np.array([NO_PROPOSAL, NO_MATCH, NOT_PROFITABLE], dtype=np.uint8)

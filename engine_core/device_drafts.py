@@ -32,11 +32,11 @@ class DeviceDrafts:
 
     def committed(self, plan: StepPlan, result: StepResult) -> None:
         """Learn from a result that was checked against its plan."""
-        if self._alone:
-            self._lengths.observe(result)
+        verifies = u8(plan.kinds) == RowKind.VERIFY
+        caps = self._bound
         if not plan.late_bound:
-            verifies = u8(plan.kinds) == RowKind.VERIFY
             caps = np.where(verifies, i32(plan.q_caps) - 1, 0).astype(np.int32)
+        if self._alone:
+            self._lengths.observe(result, int(verifies.sum()) if caps.any() else 0)
+        if len(caps):
             self._lengths.learn(i32(plan.slots), caps, i32(result.accept_lens))
-        elif len(self._bound):
-            self._lengths.learn(i32(plan.slots), self._bound, i32(result.accept_lens))

@@ -8,15 +8,15 @@ import numpy as np
 
 from ..cython_ext.request_table import RequestTable
 from .commit import Progress
-from .controller import NO_PROPOSAL, NO_ROOM, REASONS
+from .controller import NO_PROPOSAL, NO_ROOM, REASONS, TIMED_PLAIN
 from .ids import U8
 from .request import Request
 
 NO_PAGES = len(REASONS)
 OFF_REASONS = (*REASONS, "no KV pages for drafts")
 
-# Nearly every request has such a step, its first or its last one.
-WEAK_REASONS = (NO_ROOM, NO_PROPOSAL)
+# Nearly every request has such a step: its first, its last one, or one in between.
+WEAK_REASONS = (NO_ROOM, NO_PROPOSAL, TIMED_PLAIN)
 
 
 def attach(table: RequestTable, slot: int, request: Request) -> None:

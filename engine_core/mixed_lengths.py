@@ -34,7 +34,7 @@ class MixedLengths:
         now = self._device.weigh(slots, room, batch_tokens)
         if late.late_bound and late.gain >= now.gain:
             return late
-        return self._device.settle(now, room)
+        return self._device.settle(now, slots, room, batch_tokens)
 
     def offer(
         self, slots: I32, counts: I32, match_lens: I32, tokens: I32, parents: I32, weights: F32

@@ -122,6 +122,10 @@ class RecordedWorker:
         """Refused: a replay takes its step times from the header."""
         raise WorkerFailed("a replay does not measure; use the header's step_times")
 
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Refused, as ``measure``."""
+        raise WorkerFailed("a replay does not measure; use the header's draft_times")
+
     def launch(self, plan: StepPlan) -> None:
         """The plan itself is compared through the core's trace hooks."""
 

@@ -23,9 +23,10 @@ class RunningBatch:
     beside them and clears it.
     """
 
-    def __init__(self, cache: PrefixCache, max_slots: int) -> None:
+    def __init__(self, cache: PrefixCache, max_slots: int, draft_reach: int) -> None:
+        """``draft_reach``: tokens from a verify row's first on that a drafter with KV writes."""
         self.cache = cache
-        self.table = RequestTable(max_slots, cache.page_size)
+        self.table = RequestTable(max_slots, cache.page_size, draft_reach)
         self.by_slot: list[Running | Draining | None] = [None] * max_slots
         self.free_slots = [SlotId(s) for s in reversed(range(max_slots))]
         self.prefilling: list[Running] = []

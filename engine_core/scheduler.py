@@ -58,9 +58,11 @@ class Scheduler:
         self.config = config
         self.counters = Counters()
         self.cache = PrefixCache(worker.num_pages, worker.page_size, not engine.disable_radix_cache)
-        self.batch = RunningBatch(self.cache, worker.max_slots)
+        self.batch = RunningBatch(self.cache, worker.max_slots, config.kv_reach)
         self.queue = WaitingQueue(engine.schedule_policy, engine.enable_priority_scheduling)
-        self.admission = Admission(self.cache, self.queue, self.batch, config.max_running_requests)
+        self.admission = Admission(
+            self.cache, self.queue, self.batch, config.max_running_requests, config.kv_reach
+        )
         self.flights: deque[Flight] = deque()
         self.done_step = 0
         self._planner = StepPlanner(

@@ -1,5 +1,7 @@
 """T(batch tokens): seconds that a step of so many query tokens takes, measured and kept current.
 
+A second such table has the seconds that drafting takes by rows, where a draft model drafts.
+
 The table starts from :meth:`Worker.measure` and is refreshed from the steps' own ``busy_ns``. A
 knot with fresh samples is scaled by their running median of (seen / measured), the others by what
 lies between their fresh neighbours: a change that touches every step (longer contexts, a busier
@@ -37,12 +39,18 @@ def measure_times(worker: Worker, limit: int) -> "StepTimes":
     return StepTimes(sizes, worker.measure(sizes))
 
 
+def measure_drafting(worker: Worker, limit: int) -> "StepTimes":
+    """Measure what drafting for 1..limit rows adds to an idle worker's step."""
+    sizes = knot_sizes(limit)
+    return StepTimes(sizes, worker.measure_drafting(sizes))
+
+
 @final
 class StepTimes:
     """A monotone table of step times in seconds, linear between its knots.
 
-    ``table``: float64[largest knot + 1], seconds by batch tokens; entry 0 is 0 tokens. Raises
-    ValueError if sizes do not rise from 1 or a time is not positive and finite.
+    ``table``: float64[largest knot + 1], seconds by batch tokens (or rows); entry 0 is for none.
+    Raises ValueError if sizes do not rise from 1 or a time is not positive and finite.
     """
 
     def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
@@ -69,18 +77,22 @@ class StepTimes:
 
     def seconds(self, batch_tokens: int) -> float:
         """T(batch tokens); past the largest knot the last slope goes on."""
-        last = len(self.table) - 1
-        if batch_tokens <= last:
-            return float(self.table[batch_tokens])
-        slope = float(self.table[last] - self.table[last - 1])
-        return float(self.table[last]) + slope * (batch_tokens - last)
+        return _at(self.table, batch_tokens)
+
+    def measured(self, batch_tokens: int) -> float:
+        """T(batch tokens) as it was measured, whatever was observed since."""
+        return _at(self._base, batch_tokens)
 
     def observe(self, batch_tokens: int, busy_ns: int) -> None:
         """Learn from one step; steps without tokens or time, or past the table, teach nothing."""
-        if busy_ns <= 0 or not 1 <= batch_tokens < len(self._base):
+        if busy_ns > 0 and 1 <= batch_tokens < len(self._base):
+            self.note(batch_tokens, busy_ns * 1e-9 / float(self._base[batch_tokens]))
+
+    def note(self, batch_tokens: int, ratio: float) -> None:
+        """Learn that a step took ``ratio`` times what was measured; not of one past the table."""
+        if not 1 <= batch_tokens < len(self._base):
             return
         self._steps += 1
-        ratio = busy_ns * 1e-9 / float(self._base[batch_tokens])
         knot = int(np.argmin(np.abs(self._sizes - batch_tokens)))
         self._samples[knot].append(ratio)
         self._last_seen[knot] = self._steps
@@ -102,6 +114,13 @@ class StepTimes:
         )
         times = np.maximum.accumulate(self._measured * scales)
         self.table = np.interp(self._grid, self._sizes, times)
+
+
+def _at(table: F64, size: int) -> float:
+    last = len(table) - 1
+    if size <= last:
+        return float(table[size])
+    return float(table[last]) + float(table[last] - table[last - 1]) * (size - last)
 
 
 def _median(samples: deque[float]) -> float:

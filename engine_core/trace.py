@@ -29,7 +29,7 @@ from .messages import (
 )
 from .plan import HostDrafts, StepPlan, StepResult
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 MAGIC = b"outrider trace\n"
 MAX_FRAME = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
@@ -43,13 +43,15 @@ class TraceHeader(msgspec.Struct, frozen=True, array_like=True, tag="trace"):
     """How to build the same core again.
 
     ``model``: path or name. ``step_times``: measured (batch tokens, seconds), the controller's
-    start, empty without a drafter.
+    start, empty without a drafter. ``draft_times``: (rows, seconds) of drafting, empty without a
+    draft model.
     """
 
     version: int
     config: CoreConfig
     model: str
     step_times: tuple[tuple[int, float], ...] = ()
+    draft_times: tuple[tuple[int, float], ...] = ()
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="step_done"):

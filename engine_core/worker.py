@@ -36,7 +36,14 @@ class Worker(Protocol):
         ...
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
-        """T(batch tokens): seconds of a verify step of each size, measured; only while idle."""
+        """T(batch tokens): seconds of a verify step of each size (rising), measured while idle.
+
+        With a draft model, of steps that do not draft.
+        """
+        ...
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Seconds that a draft model's drafting for so many rows (rising) adds to a step."""
         ...
 
     def launch(self, plan: StepPlan) -> None:

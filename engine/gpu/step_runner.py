@@ -1,7 +1,7 @@
 """Runs step plans on a GPU: packs, launches, and reads results when they are wanted."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from .staging import StagingShape, field_lengths, split_device
 from .tiers import Tier, Tiers
 
 _BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
+
+_LEAST_S = 1e-7  # times are positive
 
 _SAMPLED, _LOGPROBS = int(Feature.SAMPLED), int(Feature.LOGPROBS)
 
@@ -157,11 +159,37 @@ class GpuStepRunner:
 
         The rows are padding, so this is the step without its reading of the KV cache.
         """
-        rows = max(1, -(-tokens // self._tiers.width))
+        return self._seconds(max(1, -(-tokens // self._tiers.width)), tokens, turns)
+
+    def plain_seconds(self, sizes: Sequence[int], turns: int) -> list[float]:
+        """T(tokens) of each size (rising), drafting left out.
+
+        Sizes that rows without drafts can have are measured so. More tokens than rows can only be
+        drafts: their steps are measured with drafting, whose time is what a step of all rows'
+        drafts is longer than one of as many tokens without any.
+        """
+        most = self._tiers.max_rows
+        top = self._seconds(most, most, turns)
+        drafting = max(0.0, self.seconds_of(most, turns) - top)
+        return [
+            self._seconds(size, size, turns)
+            if size <= most
+            else max(top, self.seconds_of(size, turns) - drafting)
+            for size in sizes
+        ]
+
+    def drafting_seconds(self, rows: Sequence[int], turns: int) -> list[float]:
+        """What steps of so many rows (rising) that draft in full take above ``plain_seconds``."""
+        wide = [count * self._tiers.width for count in rows]
+        plain = self.plain_seconds(wide, turns)
+        whole = [self._seconds(count, size, turns) for count, size in zip(rows, wide, strict=True)]
+        return [max(_LEAST_S, w - p) for w, p in zip(whole, plain, strict=True)]
+
+    def _seconds(self, rows: int, tokens: int, turns: int) -> float:
         tier = self._tiers.of(rows, tokens, False)
         run = self._timed_replay if tier is not None and self._graphs is not None else None
         if tier is None or run is None:
-            tier = Tier(rows, tokens, self._tiers.width, False)
+            tier = Tier(rows, tokens, 1 if tokens == rows else self._tiers.width, False)
             run = self._timed_run
         return min(run(tier) for _ in range(turns + 1))
 

@@ -71,6 +71,9 @@ class FollowerRunner(StepRunner):
         return self._result(plan, drafts, drafted, total)
 
 
+_NO_DRAFT_MODEL = "ranks on the CPU share no draft model; use --tp-size 1"
+
+
 class LeaderTimer:
     """Rank 0's timer: the clock says how often each size is run, and the others must know."""
 
@@ -83,6 +86,10 @@ class LeaderTimer:
         times = self._timer.measure(batch_tokens, self._announce)
         self._announce(0)
         return times
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Raises RuntimeError: no draft model is shared by ranks on the CPU."""
+        raise RuntimeError(_NO_DRAFT_MODEL)
 
     def _announce(self, tokens: int) -> None:
         self._group.agree([torch.tensor([tokens], dtype=torch.int32)])
@@ -103,6 +110,10 @@ class FollowerTimer:
             if not announced.item():
                 return []
             self._timer.run(int(announced.item()))
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Raises RuntimeError, as the leader."""
+        raise RuntimeError(_NO_DRAFT_MODEL)
 
 
 def make_cpu_worker(

@@ -35,9 +35,10 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
-    """Take part in measuring T(batch tokens)."""
+    """Take part in measuring T(batch tokens), or with ``drafting`` what drafting takes by rows."""
 
-    batch_tokens: tuple[int, ...]
+    sizes: tuple[int, ...]
+    drafting: bool = False
 
 
 class Collect(msgspec.Struct, frozen=True, array_like=True, tag="collect"):

@@ -119,8 +119,10 @@ def _obey(worker: EngineWorker, memory: DeviceMemory, message: ToRank) -> None:
         case Prepare(config=config):
             with memory.guard("the capture of CUDA graphs"):
                 worker.prepare(config)
-        case Measure(batch_tokens=sizes):
+        case Measure(sizes=sizes, drafting=False):
             worker.measure(sizes)
+        case Measure(sizes=sizes):
+            worker.measure_drafting(sizes)
         case VerifyWidth(width=width):
             _graphs(worker).set_verify_width(width)
         case Replay(rows=rows, tokens=tokens, steps=steps):

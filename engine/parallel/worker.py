@@ -74,6 +74,11 @@ class ParallelWorker:
         with self._everywhere(Measure(tuple(batch_tokens))):
             return self._inner.measure(batch_tokens)
 
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        """Seconds of drafting on rank 0, in which every rank takes part."""
+        with self._everywhere(Measure(tuple(rows), drafting=True)):
+            return self._inner.measure_drafting(rows)
+
     def launch(self, plan: StepPlan) -> None:
         """Queue a step on every rank."""
         with self._everywhere(plan):

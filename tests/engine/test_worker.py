@@ -1,13 +1,14 @@
 """The worker's thread: order, late-bound steps, failures, measuring, stopping."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from outrider.engine.measure import StepTimer
+from outrider.engine.measure import DraftWork, StepTimer
 from outrider.engine.worker import TorchWorker
 from outrider.engine_core.ids import i32
 from outrider.engine_core.sampling_params import SamplingParams
@@ -155,6 +156,30 @@ def test_measuring_is_short_rising_and_leaves_kv_alone(tmp_path: Path) -> None:
         assert all(0.0 < seconds < 1.0 for seconds in times)
         assert times[-1] > times[0]
         assert torch.equal(driver.kv_of(0), before)
+    finally:
+        worker.shutdown()
+
+
+def test_drafting_is_measured_beside_the_steps_that_it_follows(tmp_path: Path) -> None:
+    model, config = load_tiny(write_checkpoint(tmp_path / "m", VOCAB))
+    driver = Driver(model, config)
+    timer = StepTimer(model, driver.kv)
+    worker = TorchWorker(INFO, driver.runner, timer)
+    drafted, aligned = set[int](), set[int]()
+
+    def draft(rows: int) -> None:
+        drafted.add(rows)
+        time.sleep(1e-4 * rows)
+
+    try:
+        with pytest.raises(WorkerFailed, match="no draft model"):
+            worker.measure_drafting([1, 2])
+        timer.draft_work = DraftWork(draft, lambda batch: aligned.add(len(batch.input_ids)))
+        times = worker.measure_drafting([1, 4])
+        assert 1e-4 <= times[0] < times[1]
+        assert drafted == {1, 4}
+        worker.measure([1, 2])
+        assert aligned == {1, 2}
     finally:
         worker.shutdown()
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -10,6 +11,7 @@ from outrider.engine_core.config import CoreConfig, EngineConfig, resolve_config
 from outrider.engine_core.controller import LengthController
 from outrider.engine_core.core import EngineCore
 from outrider.engine_core.device_lengths import DeviceLengths
+from outrider.engine_core.drafter_spec import DraftKV
 from outrider.engine_core.host_drafter import HostProposal
 from outrider.engine_core.ids import i32
 from outrider.engine_core.late_drafts import DraftPolicy
@@ -155,10 +157,15 @@ def take(got: dict[str, Got], outputs: list[RequestOutput]) -> None:
 
 
 def make_config(worker: FakeWorker, **flags: object) -> CoreConfig:
+    """The drafter on the device is one with KV if the worker's has some."""
     engine = EngineConfig(model="fake", **flags)  # type: ignore[arg-type]
     config = resolve_config(engine, worker.info())
     assert not isinstance(config, Refused), str(config)
-    return config
+    kv = worker.draft_kv
+    if kv is None or config.drafter is None or not config.drafter.on_device:
+        return config
+    spec = msgspec.structs.replace(config.drafter, draft_kv=DraftKV.SHARED_SLOTS)
+    return msgspec.structs.replace(config, drafter=spec, draft_reach=kv.reach)
 
 
 def make_core(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from outrider.engine_core.ids import RowKind, i32
 from outrider.engine_core.plan import (
@@ -66,6 +67,40 @@ class Slot:
         self.tokens.append(token)
 
 
+class FakeDraftKV:
+    """The KV of a drafter in the target's pages: what a position was computed from.
+
+    ``reach``: tokens from a row's first on that drafting writes (with rubbish). ``shifts``: a
+    position's KV depends on the next token too. Then a position before a page's end may have been
+    computed beside another request's next page: those are counted in ``stale``.
+    """
+
+    def __init__(self, slots: int, page_size: int, reach: int, shifts: bool) -> None:
+        self.reach = reach
+        self.shifts = shifts
+        self.page_size = page_size
+        self.hashes = np.full(slots, GARBAGE, dtype=np.int64)
+        self.next = np.full(slots, GARBAGE, dtype=np.int64)
+        self.ahead = 0  # positions beyond a row's query tokens that were written
+        self.stale = 0
+
+    def write(self, at: int, prefix: int, following: int) -> None:
+        self.hashes[at], self.next[at] = prefix, following
+
+    def check(self, slot: Slot, at: npt.NDArray[np.int64]) -> None:
+        """The KV at these places is that of the slot's first tokens."""
+        assert self.hashes[at].tolist() == slot.hashes[: len(at)], (
+            "the drafter reads another prefix"
+        )
+        if not self.shifts:
+            return
+        following = np.array(slot.tokens[1 : len(at) + 1])
+        wrong = np.flatnonzero(self.next[at][: len(following)] != following)
+        assert ((wrong + 1) % self.page_size == 0).all(), "stale inside a page"
+        assert (wrong < slot.init.cached_len).all(), "stale where the request computed it itself"
+        self.stale += len(wrong)
+
+
 class FakeWorker:
     """Implements the Worker protocol; ``step_seconds`` > 0 runs steps in a thread."""
 
@@ -81,8 +116,12 @@ class FakeWorker:
         fail_at_step: int | None = None,
         row_error: Callable[[SlotInit, int], bool] | None = None,
         device_drafter: "Callable[[Slot, int], list[int]] | None" = None,
+        draft_reach: int = 0,
+        shifts_tokens: bool = False,
     ) -> None:
-        """``device_drafter``: a chain of at most so many tokens for a slot, inside the step."""
+        """``device_drafter``: a chain of at most so many tokens for a slot, inside the step; with
+        ``draft_reach`` it has KV in the target's pages (see FakeDraftKV).
+        """
         self._info = WorkerInfo(
             vocab_size=vocab_size,
             context_length=context_length,
@@ -104,6 +143,9 @@ class FakeWorker:
         kv = (num_pages + 1) * page_size
         self.kv_tokens = np.full(kv, GARBAGE, dtype=np.int64)
         self.kv_hashes = np.full(kv, GARBAGE, dtype=np.int64)
+        self.draft_kv: FakeDraftKV | None = None
+        if draft_reach:
+            self.draft_kv = FakeDraftKV(kv, page_size, draft_reach, shifts_tokens)
         self.plans: deque[StepPlan] = deque()
         self.drafts: deque[HostDrafts] = deque()
         self.steps = 0
@@ -126,6 +168,9 @@ class FakeWorker:
 
     def measure(self, batch_tokens: Sequence[int]) -> list[float]:
         return [1e-3 + 1e-6 * n for n in batch_tokens]
+
+    def measure_drafting(self, rows: Sequence[int]) -> list[float]:
+        return [5e-4 + 1e-5 * n for n in rows]
 
     def launch(self, plan: StepPlan) -> None:
         if self._thread is not None:
@@ -201,6 +246,8 @@ class FakeWorker:
         self.max_rows = max(self.max_rows, len(rows.slots))
         self.mixed_steps += len(set(rows.kinds)) > 1
         assert len(set(rows.slots)) == len(rows.slots), "a slot has two rows"
+        for slot_id, cap in zip(rows.slots, caps, strict=True):
+            self._draft_ahead(self.slots[slot_id], cap)
         runs: list[list[int]] = []
         errors: list[RowError] = []
         logprobs: list[RowLogprobs] = []
@@ -255,15 +302,35 @@ class FakeWorker:
         start, chunk = rows.starts[row], rows.chunks[row]
         assert chunk == slot.tokens[start : start + len(chunk)], "wrong prompt tokens or position"
         self._attend(slot, start)
-        for i in range(start, start + len(chunk)):
+        end = start + len(chunk)
+        for i in range(start, end):
             self._write(slot, i, slot.tokens[i], slot.hashes[i])
         if rows.kinds[row] == RowKind.PREFILL:
-            self.partial_chunks += start + len(chunk) < len(slot.tokens)
+            self.partial_chunks += end < len(slot.tokens)
+            self._align(slot, start, end)
             return []
-        assert start + len(chunk) == len(slot.tokens), "the last chunk does not end the prompt"
+        assert end == len(slot.tokens), "the last chunk does not end the prompt"
         token = self._next(slot, slot.hashes[-1], len(slot.tokens))
         slot.append(token)
+        self._align(slot, start, end)
         return [token]
+
+    def _draft_ahead(self, slot: Slot, cap: int) -> None:
+        """What drafting writes before the row is verified."""
+        if self.draft_kv is None or cap == 0:
+            return
+        start = len(slot.tokens) - 1
+        for i in range(start, start + self.draft_kv.reach):
+            self.draft_kv.write(self._kv(slot, i), GARBAGE, GARBAGE)
+        self.draft_kv.ahead += max(0, self.draft_kv.reach - 1 - cap)
+
+    def _align(self, slot: Slot, start: int, end: int) -> None:
+        """The drafter's KV of these positions, now that their next tokens are known."""
+        if self.draft_kv is None:
+            return
+        for i in range(start, end):
+            following = slot.tokens[i + 1] if i + 1 < len(slot.tokens) else GARBAGE
+            self.draft_kv.write(self._kv(slot, i), slot.hashes[i], following)
 
     def _verify(self, slot: Slot, rows: "Rows", row: int) -> list[int]:
         start = len(slot.tokens) - 1
@@ -293,6 +360,7 @@ class FakeWorker:
         self.partial_accepts += 1 < len(run) <= len(tokens)
         for token in run:
             slot.append(token)
+        self._align(slot, start, start + len(run))
         return run
 
     def _next(self, slot: Slot, prefix: int, length: int) -> int:
@@ -318,6 +386,8 @@ class FakeWorker:
         at = (pages[:, None] * size + np.arange(size)).ravel()[:end]
         assert self.kv_tokens[at].tolist() == slot.tokens[:end], "attends to wrong tokens"
         assert self.kv_hashes[at].tolist() == slot.hashes[:end], "attends to another prefix"
+        if self.draft_kv is not None:
+            self.draft_kv.check(slot, at)
 
 
 class Rows:

@@ -50,6 +50,7 @@ class Shape:
     policy: str = "fcfs"
     priority: bool = False
     radix: bool = True
+    reach: int = 0
 
 
 shapes = st.builds(
@@ -61,6 +62,7 @@ shapes = st.builds(
     policy=st.sampled_from(["fcfs", "lpm"]),
     priority=st.booleans(),
     radix=st.sampled_from([True, True, True, False]),
+    reach=st.sampled_from([0, 7, 20]),
 )
 
 
@@ -74,6 +76,7 @@ class CoreMachine(RuleBasedStateMachine):
             vocab_size=VOCAB,
             context_length=CONTEXT,
             device_drafter=device_oracle(VOCAB),
+            draft_reach=shape.reach,
         )
         flags: dict[str, Any] = {}
         if shape.source is not None:
@@ -233,6 +236,8 @@ class CoreMachine(RuleBasedStateMachine):
         REACHED["accepted draft"] += counters.spec_accepted_tokens
         if self.shape.source is not None:
             REACHED[f"drafts of {self.shape.source}"] += counters.spec_drafts
+        if self.worker.draft_kv is not None:
+            REACHED["drafted ahead of a row"] += self.worker.draft_kv.ahead
         REACHED["eviction"] += self.core.scheduler.cache.evicted_pages
         REACHED["mixed step"] += self.worker.mixed_steps
         REACHED["cache hit"] += counters.cached_tokens > 0
@@ -286,5 +291,6 @@ def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         "dropped row",
         "drafts of gpu",
         "drafts of both",
+        "drafted ahead of a row",
     ]
     run_until_reached(CoreMachine, REACHED, rare, examples=25, steps=30)

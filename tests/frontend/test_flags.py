@@ -161,7 +161,7 @@ def test_speculative_config_takes_vllms_keys(tmp_path: Path) -> None:
         (["--speculative-length-policy", "fixed"], "speculative_length_policy"),
         (["--priority-preemption-threshold", "3"], "priority_preemption_threshold"),
         (["--speculative-algorithm", "magic"], "speculative_algorithm"),
-        (["--speculative-algorithm", "EAGLE3"], "speculative_algorithm"),
+        (["--speculative-algorithm", "NEXTN"], "speculative_algorithm"),
         (["--max-running-requests", "0"], "max_running_requests"),
     ],
 )

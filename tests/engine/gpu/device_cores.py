@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import torch
 
 from outrider.engine.agreement import Ranks
@@ -10,8 +11,12 @@ from outrider.engine.forward_batch import ForwardBatch
 from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import GpuModel
+from outrider.engine.models.draft_net import DraftNet
+from outrider.engine.speculative.device_drafter import LoadedDraft
 from outrider.engine_core.assembly import Assembly, assemble
 from outrider.engine_core.config import EngineConfig, resolve_config
+from outrider.engine_core.draft_config import SpecShape
+from outrider.engine_core.drafter_spec import DrafterSpec
 from outrider.engine_core.model_config import ModelConfig
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.step_times import StepTimes
@@ -58,7 +63,7 @@ class KvModel:
 
     def forward_capture(
         self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("no drafter reads hidden states here")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -80,9 +85,13 @@ def device_core(
     pool_tokens: int = 640,
     trace: TraceWriter | None = None,
     ranks: Ranks | None = None,
+    draft: tuple[DraftNet, SpecShape, DrafterSpec] | None = None,
     **flags: object,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
-    """An assembled core on a GpuWorker; the step times say that drafts are cheap."""
+    """An assembled core on a GpuWorker; the step times say that drafts are cheap.
+
+    ``draft``: a draft model, how it drafts, and its drafter, in place of the one of the flags.
+    """
     fields: dict[str, object] = {
         "max_running_requests": SLOTS // 2,
         "speculative_length_policy": "fixed" if "speculative_algorithm" in flags else "auto",
@@ -105,9 +114,18 @@ def device_core(
         dtype="float32",
     )
     pages = -(-(CONTEXT + SPARE_TOKENS) // page_size)
-    worker = GpuWorker(info, config, model, kv, pages, ranks)
+    loaded: LoadedDraft | None = None
+    if draft is not None:
+        net, shape, spec = draft
+        drafts = KVPool(kv.num_pages, page_size, net.config.model, net.dtype, DEVICE)
+        # Rows that do not draft read what was never written: no NaN, which the interpreter refuses.
+        drafts.data.fill_(100.0)
+        loaded = LoadedDraft(net, drafts, shape)
+    worker = GpuWorker(info, config, model, kv, pages, ranks, loaded)
     resolved = resolve_config(config, info)
     assert not isinstance(resolved, Refused), str(resolved)
+    if draft is not None:
+        resolved = msgspec.structs.replace(resolved, drafter=spec)
     worker.prepare(resolved)
     times = StepTimes([1, 100], [1e-3, 1.1e-3])
     try:

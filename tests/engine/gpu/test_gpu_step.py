@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from outrider.engine.gpu.tiers import Tier
 from outrider.engine.models import Model, load_model
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core.ids import i32
@@ -177,8 +178,34 @@ def test_timing_a_tier_leaves_the_state_alone(folder: Path) -> None:
     first = driver.verify({0: None})[0][0]
     lens = driver.device_state.seq_lens.clone()
     assert driver.gpu_runner.seconds_of(1, 2) > 0
+    plain = driver.gpu_runner.plain_seconds([1, 4, 40], 2)
+    drafting = driver.gpu_runner.drafting_seconds([1, 4], 2)
+    assert min(plain + drafting) > 0
     assert torch.equal(driver.device_state.seq_lens, lens)
     assert len(first) == 1
+
+
+def test_drafting_is_what_full_steps_take_above_those_without(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device where rows take 1, tokens 0.1, and drafting 7 and 2 a row."""
+    runner = gpu(folder).gpu_runner
+
+    def seconds(tier: Tier) -> float:
+        drafting = 7 + 2 * tier.rows if tier.width > 1 else 0
+        return 1 + 0.1 * tier.tokens + drafting
+
+    monkeypatch.setattr(runner, "_timed_run", seconds)
+    monkeypatch.setattr(runner, "_timed_replay", seconds)
+    rows, width = runner._tiers.max_rows, runner._tiers.width
+    assert runner.plain_seconds([1, rows], 0) == pytest.approx([1.1, 1 + 0.1 * rows])
+    drafting = runner.drafting_seconds([1, 2, rows], 0)
+    wide = [width, 2 * width, rows * width]
+    for count, tokens, plain, extra in zip(
+        (1, 2, rows), wide, runner.plain_seconds(wide, 0), drafting, strict=True
+    ):
+        assert plain + extra == pytest.approx(8 + 2 * count + 0.1 * tokens)
+    assert drafting[0] == pytest.approx(9) or width > rows
 
 
 @pytest.mark.gpu
