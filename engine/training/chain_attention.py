@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from .compiled import compiled
+
 _aten = torch.ops.aten
 
 
@@ -99,7 +101,7 @@ class _ChainAttention(torch.autograd.Function):
         merge = _compiled_for(query, _merge)
         for index in range(0, len(own), 2):
             answer, sums = merge(query.detach(), own[index], own[index + 1], answer, sums, scale)
-        answer = answer.to(query.dtype)
+        answer = answer.to(query.dtype).contiguous()
         ctx.save_for_backward(query, answer, sums, *keys)
         return answer
 
@@ -157,14 +159,8 @@ def _unmerge(
     )
 
 
-_merge_compiled = torch.compile(_merge, dynamic=False)
-_unmerge_compiled = torch.compile(_unmerge, dynamic=False)
-
-
-def _compiled_for(query: torch.Tensor, plain: Any) -> Any:
-    if query.device.type != "cuda":
-        return plain
-    return _merge_compiled if plain is _merge else _unmerge_compiled
+def _compiled_for(query: torch.Tensor, plain: Callable[..., Any]) -> Callable[..., Any]:
+    return compiled(plain) if query.device.type == "cuda" else plain
 
 
 def _flash(

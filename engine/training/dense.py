@@ -1,6 +1,5 @@
 """A dense decoder over whole rows of text: what the paged one computes, for training's batches."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,9 +12,7 @@ from ..models.decoder_weights import LayerWeights, read_head, read_layer
 from ..models.torch_decoder import head_to, layer_to
 from ..rotary import RotaryTable
 from ..weights import TensorSource
-
-Compile = Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]
-
+from .compiled import compiled
 
 class TargetOutput(NamedTuple):
     """``hidden`` [B, T, H] after the final norm; ``streams`` [B, T, H] entering each captured
@@ -35,7 +32,7 @@ class DenseTarget:
         config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
-        compiled: bool = False,
+        compile_: bool = False,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -46,7 +43,7 @@ class DenseTarget:
             for index in range(config.num_hidden_layers)
         ]
         self._rotary = RotaryTable(config.rope, config.head_dim, config.context_length, device)
-        self._layer = torch.compile(decoder_layer, dynamic=False) if compiled else decoder_layer
+        self._layer = compiled(decoder_layer) if compile_ else decoder_layer
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -174,8 +171,21 @@ Weights = tuple[torch.Tensor | None, ...]
 
 
 def tensors_of(layer: LayerWeights) -> Weights:
-    """The fields of a layer, in order, as compiled functions take them."""
-    return tuple(getattr(layer, name) for name in LayerWeights.__slots__)
+    """A layer as compiled functions take it."""
+    return (
+        layer.input_norm,
+        layer.qkv,
+        layer.qkv_bias,
+        layer.q_norm,
+        layer.k_norm,
+        layer.o,
+        layer.o_bias,
+        layer.post_norm,
+        layer.gate_up,
+        layer.gate_up_bias,
+        layer.down,
+        layer.down_bias,
+    )
 
 
 def decoder_layer(

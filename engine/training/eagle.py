@@ -20,6 +20,7 @@ from ..rotary import RotaryTable
 from .batches import Batch
 from .chain_attention import Keys, attention_for
 from .chain_loss import ChainLoss
+from .compiled import compiled
 from .dense import TargetOutput, rotate, split_heads
 from .draft_vocab import DraftVocab, draft_vocab
 from .export import draft_config
@@ -46,10 +47,10 @@ class EagleRecipe(ABC):
         self._vocab = vocab
         self._unroll = setting.spec.unroll or 5
         compile_ = setting.compiled
-        self._enter = torch.compile(self.enter, dynamic=False) if compile_ else self.enter
+        self._enter = compiled(self.enter) if compile_ else self.enter
         fuses = compile_ and self.fuses_by_kernels
-        self._fuse = torch.compile(self.fuse, dynamic=False) if fuses else self.fuse
-        self._leave = torch.compile(self.leave, dynamic=False) if compile_ else self.leave
+        self._fuse = compiled(self.fuse) if fuses else self.fuse
+        self._leave = compiled(self.leave) if compile_ else self.leave
         self._rotary = RotaryTable(
             model.rope, model.head_dim, model.context_length, setting.target.device
         )

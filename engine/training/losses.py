@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from .compiled import compiled
+
 _CHUNK_ELEMENTS = 1 << 30
 _CHUNK_ELEMENTS_CPU = 1 << 24
 
@@ -69,7 +71,7 @@ class _DraftedLoss(torch.autograd.Function):
         hard: float,
         lk: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = _row_loss_compiled if head_input.device.type == "cuda" else row_loss
+        rows = compiled(row_loss) if head_input.device.type == "cuda" else row_loss
         grad_input = torch.empty_like(head_input)
         grad_head = None
         if ctx.needs_input_grad[1]:
@@ -131,9 +133,6 @@ def row_loss(
         loss = share[..., 0] * loss + (1.0 - share[..., 0]) * (1.0 - overlap[..., 0])
     agree = wide.argmax(-1) == top
     return (grad * weight[..., None]).to(drafted.dtype), (loss * weight).sum(), agree
-
-
-_row_loss_compiled = torch.compile(row_loss, dynamic=False)
 
 
 def _sequences(head_input: torch.Tensor, head: torch.Tensor) -> int:

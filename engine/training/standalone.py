@@ -10,6 +10,7 @@ from ...engine_core.train_spec import DEFAULT_STEPS
 from ...kernels.rms_norm import rms_norm
 from ..rotary import RotaryTable
 from .batches import Batch
+from .compiled import compiled
 from .chain_loss import ChainLoss
 from .dense import Weights, decoder_layer
 from .eagle import learnt_matrix, learnt_norm
@@ -35,8 +36,7 @@ class Standalone:
         self._rotary = RotaryTable(
             self._model.rope, self._model.head_dim, self._model.context_length, device
         )
-        compile_ = setting.compiled
-        self._layer = torch.compile(decoder_layer, dynamic=False) if compile_ else decoder_layer
+        self._layer = compiled(decoder_layer) if setting.compiled else decoder_layer
         self.parameters = self._initial(torch.Generator().manual_seed(setting.spec.seed))
 
     @property
@@ -129,7 +129,7 @@ class Standalone:
 
 
 def _layer_weights(cast: dict[str, torch.Tensor], index: int) -> Weights:
-    """In the order of LayerWeights."""
+    """In the order of ``tensors_of``."""
 
     def named(name: str) -> torch.Tensor:
         return cast[f"model.layers.{index}.{name}.weight"]
