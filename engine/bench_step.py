@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import msgspec
 import torch
 
-from ..engine_core.config import refuse_config
+from ..engine_core.config import refuse_config, served_context
+from ..engine_core.draft_source import DraftSource, find_draft
 from ..engine_core.messages import CoreInfo
 from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
 from ..engine_core.model_path import ModelNotFound, resolve_model
@@ -65,6 +66,12 @@ def measure(spec: StepBenchSpec) -> StepBenchReport:
     """Build the engine once and measure every case on it. Raises RefusedError."""
     began = time.perf_counter()
     model = _model_config(spec)
+    draft = _draft(spec, model)
+    if draft is not None:
+        drafting = msgspec.structs.replace(
+            spec.config.with_shape(draft.shape), speculative_length_policy="fixed"
+        )
+        spec = msgspec.structs.replace(spec, config=drafting)
     config = sized(spec, min(spec.config.context_length or 2**31, model.context_length))
     if isinstance(config, Refused):
         raise RefusedError(config)
@@ -76,7 +83,7 @@ def measure(spec: StepBenchSpec) -> StepBenchReport:
         built = time.perf_counter()
         _say(f"built in {built - began:.1f} s")
         info = engine.info
-        machine = _machine(engine, model)
+        machine = _machine(engine, model, draft)
         engine.memory.forget_peak()
         # The core's loop before what drives its worker without it.
         prefills = list(_prefills(engine, spec, machine))
@@ -117,7 +124,15 @@ def _model_config(spec: StepBenchSpec) -> ModelConfig:
     return share
 
 
-def _machine(engine: Engine, model: ModelConfig) -> Machine:
+def _draft(spec: StepBenchSpec, target: ModelConfig) -> DraftSource | None:
+    context = served_context(spec.config, target.context_length)
+    draft = context if isinstance(context, Refused) else find_draft(spec.config, target, context)
+    if isinstance(draft, Refused):
+        raise RefusedError(draft)
+    return draft
+
+
+def _machine(engine: Engine, model: ModelConfig, draft: DraftSource | None) -> Machine:
     info = engine.info
     rates = measure_rates(torch.device(info.device), getattr(torch, info.dtype))
     _say(f"copy {rates.copy * 1e-9:.1f} GB/s, matmul {shown_rate(rates.matmul * 1e-12)} TFLOP/s")
@@ -126,6 +141,9 @@ def _machine(engine: Engine, model: ModelConfig) -> Machine:
         rates,
         streamed_bytes(model, info.weight_bytes, info.device, info.dtype),
         engine.worker.info().kv_bytes_per_token,
+        info.dtype,
+        draft,
+        info.simulated,
     )
 
 
@@ -150,6 +168,12 @@ def _rows(engine: Engine, spec: StepBenchSpec, machine: Machine) -> Iterator[Ste
     """The core's loop first: what follows drives its worker without it."""
     shapes = [(batch, context) for context in spec.contexts for batch in spec.batch_sizes]
     if not shapes:
+        return
+    if machine.draft is not None:
+        core, length = CoreSteps(engine, spec), machine.draft.shape.num_draft_tokens - 1
+        for batch, context in shapes:
+            case = Case(mode="round", batch_size=batch, context=context, draft_length=length)
+            yield _told(make_row(machine, case, core.measure(case)))
         return
     if 0 in spec.draft_lengths:
         core = CoreSteps(engine, spec)

@@ -47,7 +47,7 @@ def build_engine(config: EngineConfig) -> Engine:
     ``OUTRIDER_TRACE`` names a file that records every step. Raises RefusedError naming the flag
     that is at fault.
     """
-    worker, memory = _build_worker(config)
+    config, worker, memory = _build_worker(config)
     try:
         resolved = resolve_config(config, worker.info())
         if isinstance(resolved, Refused):
@@ -72,18 +72,19 @@ def build_worker(config: EngineConfig) -> EngineWorker:
     the machine lacks, a configuration that does not fit into the device's memory, ranks that
     cannot share the model.
     """
-    return _build_worker(config)[0]
+    return _build_worker(config)[1]
 
 
-def _build_worker(config: EngineConfig) -> tuple[EngineWorker, DeviceMemory]:
+def _build_worker(config: EngineConfig) -> tuple[EngineConfig, EngineWorker, DeviceMemory]:
+    """The worker, the configuration with all that its models decide, and the device's memory."""
     site = find_site(config)
     if config.tp_size > 1:
         # Loads torch.distributed, which one rank does not need.
         from .parallel.start import start_ranks
 
-        return start_ranks(site)
+        return site.config, *start_ranks(site)
     loaded = load_rank(site)
-    return make_worker(loaded, site.plan.num_pages), loaded.memory
+    return site.config, make_worker(loaded, site.plan.num_pages), loaded.memory
 
 
 def _assemble(resolved: CoreConfig, worker: EngineWorker, memory: DeviceMemory) -> Engine:

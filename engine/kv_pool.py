@@ -1,11 +1,11 @@
-"""The paged KV pool of a target model."""
+"""The paged KV pool of a model, target or draft."""
 
 from collections.abc import Iterable
 
 import torch
 
-from ..engine_core.memory_plan import kv_bytes_per_token
 from ..engine_core.model_config import ModelConfig
+from ..engine_core.model_sizes import kv_bytes_per_token
 from ..engine_core.plan import StepPlan
 
 

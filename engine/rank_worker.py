@@ -1,6 +1,7 @@
 """A rank's worker: where it runs, what it will take, its weights, its pool and its loop."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from ..engine_core.config import EngineConfig, refuse_config
+from ..engine_core.config import EngineConfig, refuse_config, served_context
 from ..engine_core.device_config import Placement, place
+from ..engine_core.draft_source import DraftSource, find_draft
 from ..engine_core.host_memory import free_memory
 from ..engine_core.memory_parts import CONTEXT_BYTES, OVERRUN_TOKENS
 from ..engine_core.memory_plan import MemoryPlan, plan_memory
@@ -18,6 +20,7 @@ from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model
 from ..engine_core.model_path import ModelNotFound, resolve_model
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.safetensors_header import HeaderError, tensor_dtypes
+from ..engine_core.spec_shape import corrected
 from ..engine_core.tensor_parallel import refuse_devices, shard_model
 from ..engine_core.worker import WorkerInfo
 from .agreement import Ranks
@@ -26,6 +29,9 @@ from .future_map import FutureMap
 from .kv_pool import KVPool
 from .measure import StepTimer
 from .models import GpuModel, LoadFormat, Share, TargetModel, load_model
+from .models.draft_loader import load_draft
+from .models.draft_net import DraftNet
+from .speculative.device_drafter import LoadedDraft
 from .step import StepRunner
 from .threads import choose_num_threads
 from .weights import WeightsError
@@ -38,14 +44,16 @@ T = TypeVar("T")
 class Site:
     """Where a rank runs and what of the model it holds; known before anything is loaded.
 
-    ``whole`` is the model, ``model`` the rank's share of it (the same with one rank). ``plan``:
-    what the rank will take of its device's memory.
+    ``config`` says how much is drafted, if anything is. ``whole`` is the model, ``model`` the
+    rank's share of it (the same with one rank), ``draft`` the draft model of algorithms that have
+    one. ``plan``: what the rank will take of its device's memory.
     """
 
     config: EngineConfig
     folder: Path
     whole: ModelConfig
     model: ModelConfig
+    draft: DraftSource | None
     context: int
     placement: Placement
     device: torch.device
@@ -55,10 +63,14 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A rank's weights in memory, and what its device holds so far."""
+    """A rank's weights in memory, and what its device holds so far.
+
+    ``draft``: the draft model of algorithms that have one.
+    """
 
     site: Site
     model: TargetModel
+    draft: DraftNet | None
     memory: DeviceMemory
 
 
@@ -70,7 +82,10 @@ def find_site(config: EngineConfig, rank: int = 0) -> Site:
     threads = guard("num_threads", lambda: choose_num_threads(config.num_threads, config.tp_size))
     folder = guard("model", lambda: resolve_model(config.model, config.revision))
     whole = guard("model", lambda: load_model_config(folder))
-    context = _context_length(config, whole)
+    context = _accepted(served_context(config, whole.context_length))
+    draft = _accepted(find_draft(config, whole, context))
+    if draft is not None:
+        config = _resolved(config, draft)
     placement = _accepted(place(config, torch.cuda.is_available(), whole.torch_dtype))
     share = _accepted(shard_model(whole, config.tp_size))
     device = torch.device(placement.device)
@@ -80,8 +95,8 @@ def find_site(config: EngineConfig, rank: int = 0) -> Site:
             raise RefusedError(refused)
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)  # nothing of this rank belongs on another one's
-    plan = _plan(config, whole, folder, placement, device)
-    return Site(config, folder, whole, share, context, placement, device, threads, plan)
+    plan = _plan(config, whole, folder, placement, device, draft)
+    return Site(config, folder, whole, share, draft, context, placement, device, threads, plan)
 
 
 def load_rank(site: Site, share: Share | None = None) -> Loaded:
@@ -96,7 +111,16 @@ def load_rank(site: Site, share: Share | None = None) -> Loaded:
         )
     memory.release_cache()
     memory.mark("weights")
-    return Loaded(site, model, memory)
+    draft: DraftNet | None = None
+    source = site.draft
+    if source is not None:
+        with memory.guard("loading the draft"):
+            draft = guard(
+                "speculative_draft_model_path", lambda: _load_draft(source, model, dtype, device)
+            )
+        memory.release_cache()
+        memory.mark("draft weights")
+    return Loaded(site, model, draft, memory)
 
 
 def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> EngineWorker:
@@ -106,8 +130,13 @@ def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> E
     """
     site, model, memory = loaded.site, loaded.model, loaded.memory
     config, whole, device = site.config, site.whole, site.device
+    draft: LoadedDraft | None = None
     with memory.guard("the KV pool"):
-        kv = _make_pool(loaded, num_pages)
+        kv = _make_pool(site, site.model, model.dtype, num_pages)
+        if loaded.draft is not None and site.draft is not None:
+            net = loaded.draft
+            pool = _make_pool(site, net.config.model, net.dtype, num_pages)
+            draft = LoadedDraft(net, pool, site.draft.shape)
     memory.mark("pool")
     # Finished requests give their slot back a step later; twice the slots let others enter.
     max_slots = 2 * config.max_running_requests
@@ -129,7 +158,7 @@ def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> E
         # Loads triton, which machines without a GPU need not have.
         from .gpu.worker import GpuWorker
 
-        worker = GpuWorker(info, config, model, kv, max_pages, group)
+        worker = GpuWorker(info, config, model, kv, max_pages, group, draft)
         memory.mark("state")
         return worker
     state = FutureMap(max_slots, max_pages, whole.vocab_size, device)
@@ -139,7 +168,7 @@ def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> E
 
         return make_cpu_worker(info, model, kv, state, timer, config.simulate_accept_length, group)
     runner = StepRunner(model, kv, state, whole.vocab_size, config.simulate_accept_length)
-    return TorchWorker(info, runner, timer)
+    return TorchWorker(info, runner, timer, draft)
 
 
 def guard(field: str, work: Callable[[], T]) -> T:
@@ -160,15 +189,6 @@ def _accepted(answer: T | Refused) -> T:
     return answer
 
 
-def _context_length(config: EngineConfig, model: ModelConfig) -> int:
-    if config.context_length is None:
-        return model.context_length
-    if config.context_length > model.context_length:
-        reason = f"{config.context_length} exceeds the model's {model.context_length}; ask for less"
-        raise RefusedError(Refused("context_length", reason))
-    return config.context_length
-
-
 def _load(
     folder: Path,
     config: ModelConfig,
@@ -181,12 +201,35 @@ def _load(
     return load_model(folder, longer, dtype, device, load_format, share=share)
 
 
+def _load_draft(
+    source: DraftSource, target: TargetModel, dtype: torch.dtype, device: torch.device
+) -> DraftNet:
+    return load_draft(
+        source.folder,
+        source.config,
+        target,
+        dtype,
+        device,
+        source.load_format,
+        token_map=source.token_map,
+    )
+
+
+def _resolved(config: EngineConfig, draft: DraftSource) -> EngineConfig:
+    """The configuration with the draft's shape; says on standard error what that changes."""
+    note = corrected(config, draft.shape)
+    if note is not None:
+        print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
+    return config.with_shape(draft.shape)
+
+
 def _plan(
     config: EngineConfig,
     model: ModelConfig,
     folder: Path,
     placement: Placement,
     device: torch.device,
+    draft: DraftSource | None,
 ) -> MemoryPlan:
     """What this rank will take, before any of it is taken. Raises RefusedError."""
     stored: dict[str, str] = {}
@@ -198,14 +241,13 @@ def _plan(
     else:
         # Asking makes the context, which the plan takes out of what was free before.
         free = torch.cuda.mem_get_info(device)[0] + CONTEXT_BYTES
-    return _accepted(plan_memory(config, model, stored, placement, free))
+    return _accepted(plan_memory(config, model, stored, placement, free, draft))
 
 
-def _make_pool(loaded: Loaded, num_pages: int) -> KVPool:
-    site, model = loaded.site, loaded.model
+def _make_pool(site: Site, model: ModelConfig, dtype: torch.dtype, num_pages: int) -> KVPool:
     page_size = site.plan.page_size
     try:
-        return KVPool(num_pages, page_size, site.model, model.dtype, site.device)
+        return KVPool(num_pages, page_size, model, dtype, site.device)
     except (RuntimeError, MemoryError) as error:
         if site.device.type == "cuda":
             raise  # its numbers say more

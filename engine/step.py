@@ -17,9 +17,12 @@ from .models import Model
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
+from .speculative.device_drafter import DeviceDrafter
 from .speculative.simulate import SimulatedAcceptance
+from .speculative.target_features import run_target
 from .speculative.verify import decide, settle
 from .step_buffers import StepBuffers
+from .step_drafts import StepDrafts
 
 # Gives the other ranks what ``StepBuffers`` says was decided about R rows of N nodes.
 ShareDecisions = Callable[[StepBuffers, int, int], None]
@@ -58,13 +61,32 @@ class StepRunner:
         self._vocab_size = vocab_size
         self._buffers = StepBuffers()
         self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
+        self._drafts: StepDrafts | None = None
+
+    def draft_with(self, drafter: DeviceDrafter) -> None:
+        """Let ``drafter`` fill the verify rows of steps that are not late-bound."""
+        self._drafts = StepDrafts(drafter, self.state)
+
+    def reset(self) -> None:
+        """Forget every slot; only while idle."""
+        self.state.reset()
+        if self._drafts is not None:
+            self._drafts.drafter.reset()
 
     def run(self, plan: StepPlan, drafts: HostDrafts | None) -> StepResult:
         """Run one step. Raises ValueError if the plan or the drafts break their contract."""
         self.state.apply(plan)
         copy_pages(plan, self.pools)
+        if self._drafts is not None:
+            self._drafts.enter(plan)
+            drafts = drafts if plan.late_bound else self._drafts.propose(plan)
+        drafter = None if self._drafts is None else self._drafts.drafter
         drafted = self._draft(plan, drafts)
-        return self._decide(plan, drafts, drafted, self._model.forward(drafted.batch, self._kv))
+        hidden, features = run_target(self._model, drafted.batch, self._kv, drafter)
+        result = self._decide(plan, drafts, drafted, hidden)
+        if self._drafts is not None:
+            self._drafts.align(plan, drafted.slots, drafted.batch, features, self._buffers)
+        return result
 
     def _draft(self, plan: StepPlan, drafts: HostDrafts | None) -> Drafted:
         """Segment D: resolve rows against the slots' state and lay out the ragged batch."""

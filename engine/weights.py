@@ -65,12 +65,27 @@ class Checkpoint:
         self._shard_of = self._find_tensors()
         self._taken: set[str] = set()
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._shard_of)
+
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds ``name``."""
         return name in self._shard_of
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor ``name``; it must exist, have ``shape`` and be bf16, fp16 or fp32."""
+        tensor = self.take_any(name, shape)
+        if tensor.dtype not in _FLOATS:
+            raise WeightsError(
+                f"{self._folder / self._shard_of[name]}: tensor {name!r} is {tensor.dtype}; only "
+                "bfloat16, float16 and float32 checkpoints are supported"
+            )
+        return tensor
+
+    def take_any(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor ``name`` of whatever type; it must exist and have ``shape``."""
         shard = self._shard_of.get(name)
         if shard is None:
             raise WeightsError(
@@ -82,11 +97,6 @@ class Checkpoint:
             raise WeightsError(
                 f"{self._folder / shard}: tensor {name!r} has shape {list(tensor.shape)}, "
                 f"config.json asks for {list(shape)}"
-            )
-        if tensor.dtype not in _FLOATS:
-            raise WeightsError(
-                f"{self._folder / shard}: tensor {name!r} is {tensor.dtype}; only bfloat16, "
-                "float16 and float32 checkpoints are supported"
             )
         self._taken.add(name)
         return tensor
@@ -192,6 +202,6 @@ class RandomTensors:
         return torch.empty(elements, dtype=self._dtype, device=self._device)
 
     def _draw(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if name.endswith("norm.weight"):
+        if tensor.dim() == 1 and name.endswith(".weight"):
             return tensor.fill_(1)
         return tensor.normal_(0.0, self._std, generator=self._generator)

@@ -12,6 +12,7 @@ import torch
 from ..engine_core.config import CoreConfig
 from ..engine_core.plan import HostDrafts, StepPlan, StepResult
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
+from .speculative.device_drafter import LoadedDraft, make_drafter
 from .step import StepRunner
 
 _JOIN_S = 5.0
@@ -107,9 +108,15 @@ class TorchWorker:
     traceback.
     """
 
-    def __init__(self, info: WorkerInfo, runner: StepRunner, timer: Timer) -> None:
+    def __init__(
+        self, info: WorkerInfo, runner: StepRunner, timer: Timer, draft: LoadedDraft | None = None
+    ) -> None:
+        """``draft``: the draft model of algorithms that have one."""
+        self._draft = draft
         self._info = info
         self._runner = runner
+        if draft is not None:
+            runner.pools = (*runner.pools, draft.kv)
         self._timer = timer
         self._jobs: SimpleQueue[StepPlan | Callable[[], None] | None] = SimpleQueue()
         self._drafts: SimpleQueue[HostDrafts | None] = SimpleQueue()
@@ -123,7 +130,11 @@ class TorchWorker:
         return self._info
 
     def prepare(self, config: CoreConfig) -> None:
-        """Nothing depends on it here: arrays grow with the steps."""
+        """Make the device's drafter; all else grows with the steps."""
+        page_table = self._runner.state.page_table
+        drafter = make_drafter(config, page_table, self._info.page_size, self._draft)
+        if drafter is not None:
+            self._runner.draft_with(drafter)
 
     def fail(self, reason: str) -> None:
         """Make ``collect`` raise behind the results that are in."""
@@ -166,7 +177,7 @@ class TorchWorker:
 
     def reset(self) -> None:
         """Forget every slot (only while idle); KV contents become meaningless."""
-        self._call(self._runner.state.reset)
+        self._call(self._runner.reset)
 
     def shutdown(self) -> None:
         """Stop after the steps already launched; idempotent. A step that hangs is left behind."""

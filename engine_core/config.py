@@ -5,22 +5,23 @@ from typing import Annotated, Literal
 import msgspec
 
 from .device_config import refuse_on
-from .drafter_spec import (
-    MAX_DRAFT_TOKENS,
-    NGRAM,
-    NGRAM_BY_SOURCE,
-    DrafterSpec,
-    DraftKV,
-    find_drafter,
-)
+from .draft_config import SpecShape
+from .drafter_spec import NGRAM, NGRAM_BY_SOURCE, DrafterSpec, DraftKV, find_drafter
 from .ngram import NgramConfig
 from .refusal import Refused
+from .spec_shape import PLAIN, draft_reach, given_shape
+from .speculation_checks import refuse_speculation
 from .tensor_parallel import MAX_TP_SIZE
 from .worker import WorkerInfo
 
 Doc = msgspec.Meta
 MAX_RUNNING_REQUESTS = 65_536
 PREEMPTION_THRESHOLD = 10
+
+
+def is_speculation(field: str) -> bool:
+    """Whether a field of EngineConfig is of no use without a drafter."""
+    return field.startswith("speculative_") or field == "simulate_accept_length"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,11 +120,47 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, Doc(description="seed from which requests without one draw theirs")
     ] = 0
     speculative_algorithm: Annotated[
-        str | None, Doc(description="drafter, e.g. NGRAM; none if unset")
+        str | None, Doc(description="drafter: NGRAM, STANDALONE, EAGLE, EAGLE3; none if unset")
+    ] = None
+    speculative_draft_model_path: Annotated[
+        str | None,
+        Doc(
+            description="draft model of EAGLE, EAGLE3 or STANDALONE: a folder or a Hugging Face "
+            "id; if unset the one that ships with `pycoder`"
+        ),
+    ] = None
+    speculative_draft_model_revision: Annotated[
+        str | None, Doc(description="revision of a draft model's Hugging Face id")
+    ] = None
+    speculative_draft_load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"] | None,
+        Doc(description="as --load-format, for the draft model; --load-format's if unset"),
+    ] = None
+    speculative_num_steps: Annotated[
+        int | None,
+        Doc(
+            description="tokens that a draft model drafts one after the other; if unset the "
+            "draft's own config.json says, else it is 3, or for a Llama 5 with topk 4 and 8 draft "
+            "tokens"
+        ),
+    ] = None
+    speculative_eagle_topk: Annotated[
+        int | None,
+        Doc(description="branches of a draft model's tree; 1, a chain, if only the steps are set"),
     ] = None
     speculative_num_draft_tokens: Annotated[
         int | None,
-        Doc(description="nodes verified a request, bonus token included; 12 for NGRAM"),
+        Doc(
+            description="nodes verified a request, bonus token included; 12 for NGRAM; of a draft "
+            "model's chain always steps + 1"
+        ),
+    ] = None
+    speculative_token_map: Annotated[
+        str | None,
+        Doc(
+            description="JSON file of the target's token ids that EAGLE drafts from, a list; all "
+            "if unset"
+        ),
     ] = None
     speculative_length_policy: Annotated[
         Literal["auto", "fixed"],
@@ -175,20 +212,37 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 10_000_000
 
     def num_draft_tokens(self, spec: DrafterSpec) -> int:
-        """Nodes verified a request, the bonus token included."""
+        """Nodes verified a request, the bonus token included, by a drafter without a model."""
         given = self.speculative_num_draft_tokens
         return spec.default_num_draft_tokens if given is None else given
 
-    def without_speculation(self) -> "EngineConfig":
-        """The same engine with plain decoding, as a baseline."""
+    def shape(self, spec: DrafterSpec) -> SpecShape:
+        """How much ``spec`` drafts a round; with a draft model only once it is resolved.
+
+        Raises ValueError for a draft model of which the flags do not say it (see
+        :func:`~outrider.engine_core.draft_source.find_draft`).
+        """
+        if not spec.has_model:
+            width = self.num_draft_tokens(spec)
+            return SpecShape(width - 1, 1, width)
+        shape = given_shape(self)
+        if not isinstance(shape, SpecShape):
+            raise ValueError(f"{spec.name}: how much it drafts is not resolved: {shape}")
+        return shape
+
+    def with_shape(self, shape: SpecShape) -> "EngineConfig":
+        """The same configuration, resolved: its flags say how much a draft model drafts."""
         return msgspec.structs.replace(
             self,
-            speculative_algorithm=None,
-            speculative_num_draft_tokens=None,
-            speculative_length_policy="auto",
-            simulate_accept_length=None,
-            **{field.name: field.default for field in _ngram_fields()},
+            speculative_num_steps=shape.steps,
+            speculative_eagle_topk=shape.topk,
+            speculative_num_draft_tokens=shape.num_draft_tokens,
         )
+
+    def without_speculation(self) -> "EngineConfig":
+        """The same engine with plain decoding, as a baseline."""
+        plain = {f.name: f.default for f in msgspec.structs.fields(self) if is_speculation(f.name)}
+        return msgspec.structs.replace(self, **plain)
 
     def ngram(self) -> NgramConfig:
         """The NGRAM drafter's part."""
@@ -208,7 +262,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the core runs with, resolved once from the user's wishes and the worker's sizes.
 
     ``draft_width``: most query tokens of a verify row (1 without speculation). ``draft_reach``:
-    tokens from the row's first on that drafting it may write, in the target's KV or the draft's.
+    tokens from the row's first on whose KV a step may write: a verify row's, or those that a draft
+    tree's levels take in the draft's pool, whichever are more.
     ``draft_topk``: branches of the tree that a drafter on the device makes; 1 for chains.
     """
 
@@ -315,113 +370,17 @@ def refuse_config(config: EngineConfig) -> Refused | None:
         refused = refuse_on(config, config.device)
         if refused is not None:
             return refused
-    return _refuse_speculation(config)
+    return refuse_speculation(config)
 
 
-def _refuse_speculation(config: EngineConfig) -> Refused | None:
-    if config.speculative_algorithm is None:
-        for field, given in (
-            ("speculative_num_draft_tokens", config.speculative_num_draft_tokens is not None),
-            ("speculative_length_policy", config.speculative_length_policy != "auto"),
-            ("simulate_accept_length", config.simulate_accept_length is not None),
-        ):
-            if given:
-                return Refused(field, "needs --speculative-algorithm; name one or leave this out")
-        return _refuse_ngram_flags(config)
-    spec = find_drafter(config.speculative_algorithm)
-    if isinstance(spec, Refused):
-        return spec
-    width = config.num_draft_tokens(spec)
-    if not 1 <= width <= MAX_DRAFT_TOKENS:
-        return Refused(
-            "speculative_num_draft_tokens",
-            f"must be between 1 and {MAX_DRAFT_TOKENS}, got {width}",
-        )
-    simulated = config.simulate_accept_length
-    if simulated is not None and not 1.0 <= simulated <= width:
-        return Refused(
-            "simulate_accept_length",
-            f"must be between 1 and the {width} nodes of a verify row (bonus token included), "
-            f"got {simulated}",
-        )
-    if spec is not NGRAM:
-        return _refuse_ngram_flags(config)
-    return _refuse_ngram(config, width)
-
-
-def _ngram_fields() -> list[msgspec.structs.FieldInfo]:
-    fields = msgspec.structs.fields(EngineConfig)
-    return [field for field in fields if field.name.startswith("speculative_ngram_")]
-
-
-def _refuse_ngram_flags(config: EngineConfig) -> Refused | None:
-    for field in _ngram_fields():
-        if getattr(config, field.name) != field.default:
-            return Refused(field.name, "needs --speculative-algorithm NGRAM; leave it out")
-    return None
-
-
-def _refuse_ngram(config: EngineConfig, width: int) -> Refused | None:
-    low, high = config.speculative_ngram_min_bfs_breadth, config.speculative_ngram_max_bfs_breadth
-    depth = config.speculative_ngram_max_trie_depth
-    budget = config.speculative_ngram_external_sam_budget
-    checks: tuple[tuple[str, bool, str], ...] = (
-        (
-            "speculative_ngram_max_bfs_breadth",
-            1 <= high < 2**31,
-            "must be between 1 and 2147483647",
-        ),
-        (
-            "speculative_ngram_min_bfs_breadth",
-            1 <= low <= high,
-            f"must be between 1 and max_bfs_breadth = {high}",
-        ),
-        ("speculative_ngram_max_trie_depth", 2 <= depth <= 64, "must be between 2 and 64"),
-        (
-            "speculative_ngram_capacity",
-            depth < config.speculative_ngram_capacity < 2**31,
-            f"must exceed the trie depth of {depth} and be at most 2147483647",
-        ),
-        (
-            "speculative_ngram_external_sam_budget",
-            0 <= budget <= width - 1,
-            f"must be between 0 and num_draft_tokens - 1 = {width - 1}",
-        ),
-        (
-            "speculative_ngram_external_corpus_max_tokens",
-            config.speculative_ngram_external_corpus_max_tokens >= 1,
-            "must be 1 or more",
-        ),
-    )
-    for field, ok, reason in checks:
-        if not ok:
-            return Refused(field, f"{reason}, got {getattr(config, field)}")
-    if config.speculative_ngram_source == "gpu":
-        return _refuse_trie_flags(config)
-    if config.speculative_ngram_external_corpus_path is not None and budget == 0:
-        return Refused(
-            "speculative_ngram_external_sam_budget",
-            "must be 1 or more when an external corpus is given",
-        )
-    if config.speculative_ngram_external_corpus_path is not None and config.skip_tokenizer_init:
-        return Refused(
-            "speculative_ngram_external_corpus_path",
-            "needs the tokenizer that --skip-tokenizer-init leaves out; leave one out",
-        )
-    return None
-
-
-def _refuse_trie_flags(config: EngineConfig) -> Refused | None:
-    """Flags of the trie, which the match on the device does not have."""
-    shared = ("speculative_ngram_source", "speculative_ngram_max_trie_depth")
-    for field in _ngram_fields():
-        if field.name not in shared and getattr(config, field.name) != field.default:
-            return Refused(
-                field.name,
-                "belongs to the trie on the host; leave it out, or use --speculative-ngram-source "
-                "cpu or both",
-            )
-    return None
+def served_context(config: EngineConfig, longest: int) -> int | Refused:
+    """Most tokens of a request; ``longest``: of the model."""
+    if config.context_length is None:
+        return longest
+    if config.context_length > longest:
+        reason = f"{config.context_length} exceeds the model's {longest}; ask for less"
+        return Refused("context_length", reason)
+    return config.context_length
 
 
 def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Refused:
@@ -437,69 +396,20 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         drafter = found
         if found is NGRAM:
             drafter = NGRAM_BY_SOURCE[config.speculative_ngram_source]
-    context = worker.context_length
-    if config.context_length is not None:
-        if config.context_length > context:
-            return Refused(
-                "context_length",
-                f"{config.context_length} exceeds the model's {context}; ask for less",
-            )
-        context = config.context_length
+    context = served_context(config, worker.context_length)
+    if isinstance(context, Refused):
+        return context
     running = min(config.max_running_requests, worker.max_slots)
     chunk = config.chunked_prefill_size
-    width = 1 if drafter is None else config.num_draft_tokens(drafter)
+    shape = PLAIN if drafter is None else config.shape(drafter)
     return CoreConfig(
         engine=config,
         worker=worker,
         drafter=drafter,
-        draft_width=width,
-        draft_reach=width,
+        draft_width=shape.num_draft_tokens,
+        draft_reach=draft_reach(shape),
+        draft_topk=shape.topk,
         context_length=context,
         max_running_requests=running,
         chunk_tokens=2**31 - 1 if chunk == -1 else chunk,
     )
-
-
-# vLLM's keys of --speculative-config, and what each becomes here.
-_VLLM_KEYS = {
-    "method": "speculative_algorithm",
-    "num_speculative_tokens": "speculative_num_draft_tokens",
-}
-
-
-def apply_speculative_config(text: str) -> dict[str, str | int] | Refused:
-    """Translate vLLM's ``--speculative-config`` JSON to flag values.
-
-    vLLM counts drafts without the bonus token, SGLang's ``num_draft_tokens`` counts it.
-    """
-    try:
-        raw = msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.MsgspecError as error:
-        return Refused("speculative_config", f"must be a JSON object: {error}")
-    out: dict[str, str | int] = {}
-    for key, value in raw.items():
-        if key == "prompt_lookup_max":
-            return Refused(
-                "speculative_config",
-                "prompt_lookup_max bounds the matched n-gram alone, for which there is no setting "
-                "here; leave it out, or bound the match and what follows it together with "
-                "--speculative-ngram-max-trie-depth",
-                501,
-            )
-        if key not in _VLLM_KEYS:
-            return Refused(
-                "speculative_config",
-                f"key {key!r} is not supported; supported: {', '.join(sorted(_VLLM_KEYS))}",
-                501,
-            )
-        if key == "method":
-            if not isinstance(value, str):
-                return Refused("speculative_config", "method must be a string")
-            out[_VLLM_KEYS[key]] = value.upper()
-        else:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                return Refused("speculative_config", f"{key} must be a whole number of 1 or more")
-            out[_VLLM_KEYS[key]] = value + 1
-    if "speculative_algorithm" not in out:
-        return Refused("speculative_config", 'needs "method", e.g. {"method": "ngram"}')
-    return out

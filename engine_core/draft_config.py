@@ -28,7 +28,12 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     side; empty for the target's final hidden state. ``feature_size`` W: width of these features of
     a position, 0 for a draft that takes none (STANDALONE). ``draft_vocab_size`` Vd: rows of its
     head. ``owns_embedding``, ``owns_head``: else the target's are used. ``hot_tokens``: the head is
-    rows of the target's (EAGLE with a token map). ``defaults``: the draft's best serving shape.
+    rows of the target's (EAGLE with a token map). ``has_fc``: whether features and state need
+    ``fc`` to become one; ``norm_before_fc``, ``chunk_norms``: norms of all features at once, or of
+    each layer's, in front of it. ``norm_output``: the recurrent state is the normed one that the
+    head reads. ``norm_before_residual``: an EAGLE3 draft's first layer adds to its input behind
+    the norm. ``first_layer_norm``: an EAGLE draft's first layer has an input norm.
+    ``defaults``: the draft's best serving shape.
     """
 
     algorithm: DraftAlgorithm
@@ -39,6 +44,7 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     owns_embedding: bool
     owns_head: bool
     hot_tokens: bool = False
+    has_fc: bool = True
     fc_bias: bool = False
     norm_before_fc: bool = False
     chunk_norms: bool = False

@@ -32,7 +32,8 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     drafter. ``fills``: with a host drafter, the implementation of one on the device that drafts
     for the rows that the host has nothing for; empty: there is none. ``shifts_tokens``: its KV of
     a position depends on the next token too, so what the prefix cache has of a prompt's last
-    position was made for another prompt.
+    position was made for another prompt. ``default_num_draft_tokens``: of drafters without a model
+    (:mod:`.spec_shape` has the others').
     """
 
     name: str
@@ -48,9 +49,14 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     fills: str = ""
 
     @property
+    def has_model(self) -> bool:
+        """Whether it drafts with weights of its own, which are loaded beside the target's."""
+        return self.draft_kv is not DraftKV.NONE
+
+    @property
     def drafting_takes_time(self) -> bool:
         """Whether a step that drafts on the device has forward passes that others lack."""
-        return bool(self.on_device) and self.draft_kv is not DraftKV.NONE
+        return bool(self.on_device) and self.has_model
 
     @property
     def on_device(self) -> str:
@@ -73,7 +79,24 @@ NGRAM_BY_SOURCE: dict[str, DrafterSpec] = {
     "both": msgspec.structs.replace(NGRAM, fills=_SUFFIX_MATCH),
 }
 
-BUILT_IN: dict[str, DrafterSpec] = {"NGRAM": NGRAM}
+_EAGLE = DrafterSpec(
+    name="EAGLE",
+    implementation="outrider.engine.speculative.eagle_drafter:make",
+    tree=True,
+    draft_kv=DraftKV.SHARED_SLOTS,
+    shifts_tokens=True,
+)
+BUILT_IN: dict[str, DrafterSpec] = {
+    "NGRAM": NGRAM,
+    "STANDALONE": DrafterSpec(
+        name="STANDALONE",
+        implementation="outrider.engine.speculative.standalone_drafter:make",
+        tree=True,
+        draft_kv=DraftKV.SHARED_SLOTS,
+    ),
+    "EAGLE": _EAGLE,
+    "EAGLE3": msgspec.structs.replace(_EAGLE, name="EAGLE3"),
+}
 
 # Names of algorithms that the project reserves; the ones without a spec are refused by name.
 RESERVED = (

@@ -14,8 +14,10 @@ OVERRUN_TOKENS = 130  # steps in flight may run a request past its context: two 
 
 # The driver's context and torch's share of it, before any kernel is loaded.
 CONTEXT_BYTES = 520 << 20
-# Code of cuBLAS, torch and Triton kernels, which is loaded when they are first launched.
-KERNEL_BYTES = 80 << 20
+# Code of cuBLAS, torch and Triton kernels, which is loaded when they are first launched, and the
+# driver's memory for launching it: what an H200 held outside torch's allocator at pycoder's peak,
+# less its context and its graphs.
+KERNEL_BYTES = 145 << 20
 # NCCL's buffers and channels of a rank, as seen with two H200s.
 NCCL_BYTES = 1 << 30
 _GRAPH_NODE_BYTES = 4 << 10  # the driver's record of a kernel in an instantiated graph
@@ -64,7 +66,7 @@ def activation_bytes(model: ModelConfig, size: StepSize, item: int, on_cuda: boo
     the most that torch keeps while the device has room.
     """
     if on_cuda:
-        return 2 * _step_bytes(model, size, item) + _split_bytes(model)
+        return 2 * step_bytes(model, size, item) + _split_bytes(model)
     stream, attention, mlp = _phases(model, size.tokens, item)
     head = size.nodes * model.vocab_size * item
     logits = size.nodes * model.vocab_size * 4
@@ -84,7 +86,7 @@ def _phases(model: ModelConfig, tokens: int, item: int) -> tuple[int, int, int]:
     return 2 * hidden * tokens * item, attention * tokens * item, mlp * tokens * item
 
 
-def _step_bytes(model: ModelConfig, size: StepSize, item: int) -> int:
+def step_bytes(model: ModelConfig, size: StepSize, item: int) -> int:
     """What grows with a step's tokens of the blocks that it takes of an empty CUDA pool.
 
     torch's allocator cuts a large block up but joins no two, so the phases, with the context that
@@ -111,25 +113,29 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, width: int, item: int)
     """
     if config.disable_cuda_graph:
         return 0
-    rows = _graph_rows(config)
-    pool = _step_bytes(model, StepSize(rows * width, rows * width), item) + _split_bytes(model)
+    rows = graph_rows(config)
+    pool = step_bytes(model, StepSize(rows * width, rows * width), item) + _split_bytes(model)
     return pool + _SEGMENT + _record_bytes(model, rows, width)
 
 
 def _record_bytes(model: ModelConfig, rows: int, width: int) -> int:
-    """The driver's records of all tiers' kernels, greedy ones and those that sample."""
+    return record_bytes(10 * model.num_hidden_layers + 20, rows, width)
+
+
+def record_bytes(kernels: int, rows: int, width: int) -> int:
+    """The driver's records of ``kernels`` in all tiers, greedy ones and those that sample."""
     # About three sizes of rows a doubling of two, and as many of tokens for rows with drafts.
-    graphs = 2 * _sizes(rows) * (1 + (_sizes(width) if width > 1 else 0))
-    kernels = 10 * model.num_hidden_layers + 20
+    graphs = 2 * _tier_sizes(rows) * (1 + (_tier_sizes(width) if width > 1 else 0))
     return graphs * kernels * _GRAPH_NODE_BYTES
 
 
-def _graph_rows(config: EngineConfig) -> int:
+def graph_rows(config: EngineConfig) -> int:
+    """Most rows of a step that replays a graph."""
     rows = config.max_running_requests
     return min(config.cuda_graph_max_bs or rows, rows)
 
 
-def _sizes(top: int) -> int:
+def _tier_sizes(top: int) -> int:
     return 3 * top.bit_length() // 2
 
 
@@ -137,10 +143,10 @@ def slot_bytes(config: EngineConfig, context: int) -> int:
     """Page table and columns of the slots, and their requests' text for drafts on the device."""
     pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
     text = 4 * pages * config.page_size if config.speculative_ngram_source != "cpu" else 0
-    return _slots(config) * (4 * pages + _SLOT_BYTES + text)
+    return slots(config) * (4 * pages + _SLOT_BYTES + text)
 
 
-def _slots(config: EngineConfig) -> int:
+def slots(config: EngineConfig) -> int:
     """Twice as many as running requests, and the spare one of padding."""
     return 2 * config.max_running_requests + 1
 
@@ -185,8 +191,8 @@ def edit_bytes(config: EngineConfig, model: ModelConfig, width: int) -> int:
     log-probabilities are computed step by step.
     """
     logits = _EDIT_COPIES * 4 * config.max_running_requests * width * model.vocab_size
-    slots = _slots(config) * (4 * model.vocab_size + _LIST_BYTES)
+    lists = slots(config) * (4 * model.vocab_size + _LIST_BYTES)
     records = 0
     if not config.disable_cuda_graph:
-        records = _record_bytes(model, _graph_rows(config), width)
-    return logits + slots + records
+        records = _record_bytes(model, graph_rows(config), width)
+    return logits + lists + records

@@ -5,11 +5,17 @@ from collections.abc import Mapping
 import msgspec
 
 from . import memory_parts as parts
-from .config import EngineConfig
+from .config import EngineConfig, served_context
 from .device_config import DTYPE_BYTES, Placement
+from .draft_config import SpecShape
+from .draft_memory import NO_PARTS, draft_parts
+from .draft_sizes import NO_DRAFT, draft_sizes
+from .draft_source import DraftSource
 from .drafter_spec import find_drafter
 from .model_config import ModelConfig
+from .model_sizes import kv_bytes_per_token, weight_bytes
 from .refusal import Refused
+from .spec_shape import PLAIN
 from .tensor_parallel import shard_model
 
 GIB = 1 << 30
@@ -20,8 +26,11 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the device, of several ranks those of rank 0, which has the output head beside its
     share; what is not there (graphs on a CPU) is 0.
 
-    ``free_bytes``: before the process starts. ``weight_bytes`` and ``kv_bytes`` are exact, the
-    latter with the sink page, which ``num_pages`` leaves out. For the other parts see
+    ``free_bytes``: before the process starts. ``weight_bytes``, ``draft_weight_bytes`` and
+    ``kv_bytes`` are exact, the latter of target and draft, with the sink page, which ``num_pages``
+    leaves out. ``kv_bytes_per_token`` is the target's, ``draft_kv_bytes_per_token`` comes on top;
+    ``draft_activation_bytes`` and ``draft_graph_bytes``: what drafting adds to steps and to their
+    graphs, the target's features among it. For the other parts see
     :mod:`.memory_parts`: ``context_bytes`` the driver's context and the kernels' code, for several
     ranks NCCL's buffers too; ``loading_bytes`` copies while weights are loaded, which are gone
     before the pool is made, ``activation_bytes`` steps launched kernel by kernel, of sizes up to
@@ -45,12 +54,15 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     draft_weight_bytes: int
     loading_bytes: int
     kv_bytes_per_token: int
+    draft_kv_bytes_per_token: int = 0
     page_size: int
     num_pages: int
     num_tokens: int
     kv_bytes: int
     activation_bytes: int
+    draft_activation_bytes: int = 0
     graph_bytes: int
+    draft_graph_bytes: int = 0
     state_bytes: int
     workspace_bytes: int
     allocator_bytes: int
@@ -64,8 +76,11 @@ def plan_memory(
     stored: Mapping[str, str],
     placement: Placement,
     free_bytes: int,
+    draft: DraftSource | None = None,
 ) -> MemoryPlan | Refused:
     """Plan ``config`` on a device with ``free_bytes`` before anything is loaded.
+
+    ``draft``: the draft model of algorithms that have one, whose shape ``config`` says.
 
     ``stored``: the checkpoint's tensor types by name, empty for dummy weights, which have the
     types of ``model``. On CUDA the driver's context is still to come out of ``free_bytes``, and
@@ -77,17 +92,19 @@ def plan_memory(
     model = share
     if placement.device == "cpu":
         free_bytes //= config.tp_size  # the ranks share the machine's memory
-    context = config.context_length or model.context_length
-    if context > model.context_length:
-        reason = f"{context} exceeds the model's {model.context_length}; ask for less"
-        return Refused("context_length", reason)
-    width = _verify_width(config)
-    if isinstance(width, Refused):
-        return width
+    context = served_context(config, model.context_length)
+    if isinstance(context, Refused):
+        return context
+    shape = _shape(config)
+    if isinstance(shape, Refused):
+        return shape
+    width = shape.num_draft_tokens
     on_cuda = placement.device == "cuda"
     item = DTYPE_BYTES[placement.dtype]
     weights = weight_bytes(model, stored, placement, packed=config.tp_size == 1)
-    token_bytes = kv_bytes_per_token(model, item)
+    added = NO_DRAFT if draft is None else draft_sizes(draft, placement)
+    target_token_bytes = kv_bytes_per_token(model, item)
+    token_bytes = target_token_bytes + added.kv_bytes_per_token
     cuda_context = parts.CONTEXT_BYTES + parts.KERNEL_BYTES if on_cuda else 0
     if on_cuda and config.tp_size > 1:
         cuda_context += parts.NCCL_BYTES
@@ -96,7 +113,7 @@ def plan_memory(
         pages = plan_num_pages(
             left,
             placement.mem_fraction,
-            weights,
+            weights + added.weight_bytes,
             config.page_size,
             token_bytes,
             wanted_tokens(config, context),
@@ -109,7 +126,8 @@ def plan_memory(
         size = gib(config.max_total_tokens * token_bytes)
         return Refused(
             "max_total_tokens",
-            f"{config.max_total_tokens} tokens of KV, {size}, do not fit beside {gib(weights)} of "
+            f"{config.max_total_tokens} tokens of KV, {size}, do not fit beside "
+            f"{gib(weights + added.weight_bytes)} of "
             f"weights into {placement.mem_fraction} of the {gib(left)} that "
             f"are free; the memory allows {tokens}; ask for less or raise --mem-fraction-static",
         )
@@ -118,6 +136,9 @@ def plan_memory(
     chunk = config.chunked_prefill_size
     chunk = tokens if chunk == -1 else min(chunk, tokens)
     step = parts.StepSize(chunk + nodes, nodes)
+    drafting = NO_PARTS
+    if draft is not None:
+        drafting = draft_parts(config, draft, model, step, context, placement)
     plan = MemoryPlan(
         model=config.model,
         device=placement.device,
@@ -127,24 +148,29 @@ def plan_memory(
         mem_fraction=placement.mem_fraction,
         context_bytes=cuda_context,
         weight_bytes=weights,
-        draft_weight_bytes=0,  # no drafter that is built so far has any
+        draft_weight_bytes=added.weight_bytes,
         loading_bytes=(
             parts.loading_bytes(model, config.load_format == "dummy", item, config.tp_size)
             if on_cuda
             else 0
         ),
-        kv_bytes_per_token=token_bytes,
+        kv_bytes_per_token=target_token_bytes,
+        draft_kv_bytes_per_token=added.kv_bytes_per_token,
         page_size=config.page_size,
         num_pages=pages,
         num_tokens=tokens,
         kv_bytes=(pages + 1) * config.page_size * token_bytes,
         activation_bytes=parts.activation_bytes(model, step, item, on_cuda),
+        draft_activation_bytes=drafting.activation_bytes,
         graph_bytes=parts.graph_bytes(config, model, width, item) if on_cuda else 0,
-        state_bytes=parts.slot_bytes(config, context) + parts.rotary_bytes(model),
+        draft_graph_bytes=drafting.graph_bytes,
+        state_bytes=(
+            parts.slot_bytes(config, context) + parts.rotary_bytes(model) + drafting.state_bytes
+        ),
         workspace_bytes=parts.workspace_bytes(model, nodes) if on_cuda else 0,
         allocator_bytes=parts.allocator_bytes() if on_cuda else 0,
         total_bytes=0,
-        edit_bytes=parts.edit_bytes(config, model, width) if on_cuda else 0,
+        edit_bytes=(parts.edit_bytes(config, model, width) + drafting.edit_bytes if on_cuda else 0),
     )
     return _fitting(msgspec.structs.replace(plan, total_bytes=_peak(plan)))
 
@@ -157,7 +183,9 @@ def memory_parts(plan: MemoryPlan) -> tuple[tuple[str, int], ...]:
         ("draft weights", plan.draft_weight_bytes),
         ("KV pool", plan.kv_bytes),
         ("activations", plan.activation_bytes),
+        ("draft activations", plan.draft_activation_bytes),
         ("CUDA graphs", plan.graph_bytes),
+        ("draft graphs", plan.draft_graph_bytes),
         ("state", plan.state_bytes),
         ("workspaces", plan.workspace_bytes),
         ("unused ends of segments", plan.allocator_bytes),
@@ -192,11 +220,6 @@ def _fitting(plan: MemoryPlan) -> MemoryPlan | Refused:
         f"need {gib(needed)}, but {gib(plan.free_bytes)} are free: {listed}; lower it, "
         f"{', '.join(flags[:-1])} or {flags[-1]}",
     )
-
-
-def kv_bytes_per_token(model: ModelConfig, item: int) -> int:
-    """KV bytes of one token over all layers; ``item``: bytes of an element."""
-    return 2 * model.num_hidden_layers * model.kv_size * item
 
 
 def wanted_tokens(config: EngineConfig, context: int) -> int:
@@ -237,65 +260,8 @@ def plan_num_pages(
     return pages
 
 
-def weight_bytes(
-    model: ModelConfig, stored: Mapping[str, str], placement: Placement, packed: bool = True
-) -> int:
-    """Bytes of the weights in memory, as the engine's model classes count them.
-
-    ``packed``: a CPU runs its own kernels where it can, as it does with one rank.
-    """
-    if packed and placement.device == "cpu" and model.head_dim % 8 == 0:
-        return _packed_bytes(model, stored)
-    return _elements(model) * DTYPE_BYTES[placement.dtype]
-
-
-def _elements(model: ModelConfig) -> int:
-    """Elements of all tensors, a tied head counted once."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    q, kv = model.q_size, model.kv_size
-    layer = (q + 2 * kv) * hidden + hidden * q + 3 * inner * hidden + 2 * hidden
-    layer += 2 * model.head_dim if model.qk_norm else 0
-    layer += q + 2 * kv if model.qkv_bias else 0
-    layer += hidden if model.o_bias else 0
-    layer += 2 * inner + hidden if model.mlp_bias else 0
-    heads = 1 if model.tie_word_embeddings else 2
-    return model.num_hidden_layers * layer + heads * model.vocab_size * hidden + hidden
-
-
-def _packed_bytes(model: ModelConfig, stored: Mapping[str, str]) -> int:
-    """Of the CPU kernels' matrices: outputs padded to 16, gate/up pairs to 8 of each.
-
-    bfloat16 stays bfloat16; what is stored otherwise becomes float32.
-    """
-    hidden, inner = model.hidden_size, model.intermediate_size
-    q, kv = model.q_size, model.kv_size
-
-    def item(*names: str) -> int:
-        default = model.torch_dtype
-        return 2 if all(stored.get(f"{n}.weight", default) == "bfloat16" for n in names) else 4
-
-    total = 0
-    for index in range(model.num_hidden_layers):
-        at, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
-        qkv = item(f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj")
-        total += _padded(q + 2 * kv) * hidden * qkv
-        total += _padded(hidden) * q * item(f"{at}.o_proj")
-        gate_up = item(f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        total += -(-inner // 8) * 16 * hidden * gate_up
-        total += _padded(hidden) * inner * item(f"{mlp}.down_proj")
-    embed = item("model.embed_tokens")
-    if model.tie_word_embeddings:
-        return total + _padded(model.vocab_size) * hidden * embed
-    head = _padded(model.vocab_size) * hidden * item("lm_head")
-    return total + head + model.vocab_size * hidden * embed
-
-
-def _padded(outputs: int) -> int:
-    return -(-outputs // 16) * 16
-
-
-def _verify_width(config: EngineConfig) -> int | Refused:
+def _shape(config: EngineConfig) -> SpecShape | Refused:
     if config.speculative_algorithm is None:
-        return 1
+        return PLAIN
     spec = find_drafter(config.speculative_algorithm)
-    return spec if isinstance(spec, Refused) else config.num_draft_tokens(spec)
+    return spec if isinstance(spec, Refused) else config.shape(spec)

@@ -110,13 +110,24 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 def load_model_config(folder: Path) -> ModelConfig:
     """The config of the model in ``folder``. Raises ModelConfigError naming file and field."""
     path = folder / "config.json"
+    return parse_model_config(read_config(path), path)
+
+
+def read_config(path: Path) -> bytes:
+    """The text of a config.json. Raises ModelConfigError."""
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ModelConfigError(
             f"{path}: cannot be read ({error.strerror}); a model folder needs a config.json"
         ) from None
-    generation = folder / "generation_config.json"
+
+
+def parse_model_config(text: bytes, path: Path) -> ModelConfig:
+    """The config that ``text`` describes; ``path`` is where it comes from, and what lies beside it
+    is read too. Raises ModelConfigError naming file and field.
+    """
+    generation = path.parent / "generation_config.json"
     generation_text = generation.read_bytes() if generation.is_file() else b"{}"
     try:
         extra = msgspec.json.decode(generation_text, type=_GenerationConfig)

@@ -12,11 +12,11 @@ _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 
 class ModelNotFound(ValueError):
-    """No model of that name; the message lists every place that was looked at."""
+    """No model of that name; the message names the flag and lists every place looked at."""
 
 
-def resolve_model(name: str, revision: str | None = None) -> Path:
-    """The folder of model ``name``.
+def resolve_model(name: str, revision: str | None = None, field: str = "model") -> Path:
+    """The folder of model ``name``, which the flag ``field`` asks for.
 
     ``pycoder`` is the model that ships with the package; a path with a config.json is taken as it
     is; otherwise ``name`` is a Hugging Face id, taken from the local cache or downloaded.
@@ -27,46 +27,65 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
     folder = Path(name).expanduser()
     if revision is not None and (embedded is not None or folder.is_dir()):
         what = "the embedded model" if embedded is not None else "the folder"
-        raise RefusedError(
-            Refused("revision", f"{what} {name!r} has no revisions; leave revision out")
-        )
+        flag = "revision" if field == "model" else field.replace("_path", "_revision")
+        raise RefusedError(Refused(flag, f"{what} {name!r} has no revisions; leave {flag} out"))
     if embedded is not None:
-        return _embedded_folder(name, embedded)
+        found = _embedded_folder(embedded)
+        if found is not None:
+            return found
+        raise ModelNotFound(
+            f"{field}: the embedded model {name!r} is missing from this installation (looked for "
+            f"models/{embedded}/config.json); install outrider again"
+        )
     looked = [f"the embedded models ({', '.join(EMBEDDED)})", f"the folder {str(folder)!r}"]
     if folder.is_dir():
         if (folder / "config.json").is_file():
             return folder
         raise ModelNotFound(
-            f"model: the folder {str(folder)!r} exists but has no config.json; give the folder "
+            f"{field}: the folder {str(folder)!r} exists but has no config.json; give the folder "
             "that holds config.json and the *.safetensors files"
         )
     if not _HUB_ID.fullmatch(name):
-        raise ModelNotFound(_message(name, looked, "it is not a Hugging Face id (owner/name)"))
-    return _from_hub(name, revision, looked)
+        raise _missing(field, name, looked, "it is not a Hugging Face id (owner/name)")
+    return _from_hub(field, name, revision, looked)
 
 
-def _embedded_folder(name: str, folder_name: str) -> Path:
-    folder = Path(__file__).parent.parent / "models" / folder_name
-    if not (folder / "config.json").is_file():
-        # In a source checkout the module's own folder may be reached through a link.
-        folder = Path(__file__).resolve().parent.parent / "models" / folder_name
-    if (folder / "config.json").is_file():
-        return folder
+def resolve_draft(algorithm: str, model: str, path: str | None, revision: str | None) -> Path:
+    """The folder of the draft that ``algorithm`` needs beside the target ``model``.
+
+    ``path`` and ``revision`` as those of ``resolve_model``; without a path it is the draft that
+    ships with an embedded target. Raises ModelNotFound, RefusedError.
+    """
+    field = "speculative_draft_model_path"
+    if path is not None:
+        return resolve_model(path, revision, field)
+    if model in EMBEDDED:
+        found = _embedded_folder(f"{EMBEDDED[model]}-{algorithm.lower()}")
+        if found is not None:
+            return found
     raise ModelNotFound(
-        f"model: the embedded model {name!r} is missing from this installation (looked for "
-        f"{str(folder / 'config.json')!r}); install outrider again"
+        f"{field}: {algorithm} needs one; no draft of it ships with {model!r}: give a folder with "
+        "config.json and *.safetensors, or a Hugging Face id"
     )
 
 
-def _from_hub(name: str, revision: str | None, looked: list[str]) -> Path:
+def _embedded_folder(folder_name: str) -> Path | None:
+    # In a source checkout the module's own folder may be reached through a link.
+    for source in (Path(__file__), Path(__file__).resolve()):
+        folder = source.parent.parent / "models" / folder_name
+        if (folder / "config.json").is_file():
+            return folder
+    return None
+
+
+def _from_hub(field: str, name: str, revision: str | None, looked: list[str]) -> Path:
     where = f"{name} at {revision}" if revision else name
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
-        raise ModelNotFound(
-            _message(name, looked, "huggingface_hub is not installed (pip install huggingface_hub)")
-        ) from None
+        reason = "huggingface_hub is not installed (pip install huggingface_hub)"
+        raise _missing(field, name, looked, reason) from None
     patterns = list(_WANTED)
     try:
         return Path(
@@ -81,12 +100,12 @@ def _from_hub(name: str, revision: str | None, looked: list[str]) -> Path:
     except (HfHubHTTPError, OSError, ValueError) as error:
         looked.append(f"the Hugging Face hub ({where})")
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ModelNotFound(_message(name, looked, reason)) from None
+        raise _missing(field, name, looked, reason) from None
 
 
-def _message(name: str, looked: list[str], reason: str) -> str:
-    return (
-        f"model: {name!r} was not found. Looked for: {'; '.join(looked)}. Reason: {reason}. "
+def _missing(field: str, name: str, looked: list[str], reason: str) -> ModelNotFound:
+    return ModelNotFound(
+        f"{field}: {name!r} was not found. Looked for: {'; '.join(looked)}. Reason: {reason}. "
         "Give `pycoder`, a folder with config.json and *.safetensors, or a Hugging Face id that "
         "is cached or reachable (HF_TOKEN for gated models; HF_HUB_OFFLINE must be unset)."
     )

@@ -10,7 +10,8 @@ class StepBenchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Every batch size at every context with every draft length, ``steps`` decode steps each.
 
     ``prefill_lengths``: prompts of so many tokens are prefilled, every batch size of each.
-    ``config`` is plain; its pool and its running requests are sized for the largest of these.
+    ``config`` is plain, or has a draft model: then rounds are measured, and ``draft_lengths`` is
+    (0,). Its pool and its running requests are sized for the largest of these.
     """
 
     config: EngineConfig
@@ -25,19 +26,25 @@ class StepBenchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement; times are milliseconds a step, None where there is no such thing.
 
-    - ``mode``: "engine", the core's loop of plan, launch, collect and commit; or "device_only",
-      plans made by hand, launched one ahead. Compare rows of one mode.
-    - ``draft_length`` k: random drafts verified with the bonus token, k + 1 query tokens a row.
+    - ``mode``: "engine", the core's loop of plan, launch, collect and commit; "round", the same
+      with a draft model that drafts for every row of every step; or "device_only", plans made by
+      hand, launched one ahead. Compare rows of one mode, and rounds with "engine".
+    - ``draft_length`` k: random drafts, or a draft model's, verified with the bonus token: k + 1
+      query tokens a row.
     - ``mean_context``: mean length of the requests over the timed steps, the query tokens included.
     - ``wall_ms``, ``wall_p90_ms``: median and 90th percentile between two results;
       ``wall_mean_ms`` is the whole over the steps. ``device_ms``: mean time on the device.
     - ``idle_ms`` = wall_mean_ms - device_ms; ``gap_ms``: mean time from a step's end to the next
       one's begin by the device's own clock.
     - ``floor_ms`` = max(weight_bytes / copy rate, operations / matmul rate) + kv_bytes / copy rate;
-      ``ratio`` = wall_ms / floor_ms.
+      ``ratio`` = wall_ms / floor_ms. A round's bytes and operations are those of the target and of
+      all forwards of the draft, heads included.
     - ``bare_ms``: the step's CUDA graph replayed back to back; ``share_of_bare`` =
       bare_ms / wall_mean_ms, steps a second beside those of the bare loop.
-    - ``verify_over_plain``: wall_ms over that of draft length 0, same mode, batch and context.
+    - ``verify_over_plain``: wall_ms over that of draft length 0, same mode, batch and context; of
+      a round over the plain step of an engine without a draft model.
+    - ``accept_length``: tokens emitted a row and step, of rounds. ``simulated``: it was forced, so
+      ``tokens_per_s`` says nothing of the models.
     """
 
     mode: str
@@ -68,6 +75,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     bare_steps_per_s: float | None
     share_of_bare: float | None
     verify_over_plain: float | None
+    accept_length: float | None = None
+    simulated: bool = False
 
 
 class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):

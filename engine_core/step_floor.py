@@ -20,6 +20,14 @@ class StepWork(NamedTuple):
     kv_bytes: int
     operations: int
 
+    def with_drafts(self, drafts: "StepWork") -> "StepWork":
+        """Of a round: the verify step and what drafting adds to it."""
+        return StepWork(
+            self.weight_bytes + drafts.weight_bytes,
+            self.kv_bytes + drafts.kv_bytes,
+            self.operations + drafts.operations,
+        )
+
     def floor(self, rates: Rates) -> float:
         """Seconds: the slower of weights and operations, and then the KV."""
         weights = max(self.weight_bytes / rates.copy, self.operations / rates.matmul)

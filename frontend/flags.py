@@ -13,8 +13,9 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from ..engine_core.config import EngineConfig, apply_speculative_config, refuse_config
+from ..engine_core.config import EngineConfig, refuse_config
 from ..engine_core.refusal import Refused, RefusedError
+from ..engine_core.speculative_config import apply_speculative_config
 from .errors import refused_by
 from .server_config import ServerConfig, refuse_server
 
@@ -23,6 +24,10 @@ Value = str | int | float | bool | None
 ALIASES: dict[str, tuple[str, ...]] = {
     "model": ("--model", "--model-path"),
     "tokenizer_path": ("--tokenizer-path", "--tokenizer"),
+    "speculative_draft_model_path": (
+        "--speculative-draft-model-path",
+        "--speculative-draft-model",
+    ),
     "tp_size": ("--tp-size", "--tensor-parallel-size"),
 }
 SPECULATIVE_CONFIG = "speculative_config"

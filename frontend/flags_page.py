@@ -3,7 +3,7 @@
 import textwrap
 
 from ..engine_core.config import EngineConfig
-from .bench.step_flags import NOT_SPECULATION
+from .bench.step_flags import NOT_NGRAM
 from .flags import Flag, flags_of, shown_value
 from .server_config import ServerConfig
 
@@ -19,14 +19,14 @@ instead.
 What takes text needs a tokenizer: `generate`, `bench offline` and `bench serve` refuse
 `--skip-tokenizer-init`."""
 _STEP = (
-    "`bench step` takes engine flags too, but none of speculation (it verifies random drafts) and "
-    "none of {}, which it sets by itself or has no use for."
+    "`bench step` takes engine flags too, those of a draft model among them, but none of NGRAM (it "
+    "verifies random drafts) and none of {}, which it sets by itself or has no use for."
 )
 
 
 def docs_table() -> str:
     """The text of ``docs/flags.md``."""
-    absent = ", ".join(f"`--{name.replace('_', '-')}`" for name in NOT_SPECULATION)
+    absent = ", ".join(f"`--{name.replace('_', '-')}`" for name in NOT_NGRAM)
     parts = [_INTRODUCTION, *textwrap.wrap(_STEP.format(absent), 96, break_on_hyphens=False)]
     for title, struct in (("Engine", EngineConfig), ("Server (`serve`)", ServerConfig)):
         parts += ["", f"## {title}", "", "| flag | type | default | meaning |"]

@@ -12,11 +12,13 @@ def add_rms_norm(
     eps: float,
     *,
     gemma: bool = False,
+    total: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Add x [T, H] to ``residual`` [T, H] in place and return the sum's norm [T, H].
+    """Add x [T, H] to ``residual`` [T, H] and return the sum's norm [T, H].
 
-    The sum is rounded to the dtype before it is normed; ``weight`` [H] and ``gemma`` are those of
-    `rms_norm`.
+    The sum is rounded to the dtype before it is normed, and written to ``total`` [T, H], else in
+    place; ``weight`` [H] and ``gemma`` are those of `rms_norm`.
     """
-    residual += x
-    return rms_norm(residual, weight, eps, gemma=gemma)
+    total = residual if total is None else total
+    torch.add(residual, x, out=total)
+    return rms_norm(total, weight, eps, gemma=gemma)

@@ -11,11 +11,13 @@ from .rms_norm_gpu import normed_row, row_warps
 def _add_rms_norm(
     x: tl.tensor,
     residual: tl.tensor,
+    total: tl.tensor,
     weight: tl.tensor,
     out: tl.tensor,
     eps: tl.tensor,
     x_stride: tl.tensor,
     residual_stride: tl.tensor,
+    total_stride: tl.tensor,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     GEMMA: tl.constexpr,
@@ -28,12 +30,11 @@ def _add_rms_norm(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    stream = residual + row * residual_stride + column
-    left = tl.load(stream, mask=inside, other=0.0).to(tl.float32)
+    left = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0)
     right = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    total = (left + right).to(residual.dtype.element_ty)
-    tl.store(stream, total, mask=inside)
-    value = normed_row(total.to(tl.float32), gain, eps, WIDTH, GEMMA, out.dtype.element_ty)
+    both = (left.to(tl.float32) + right).to(residual.dtype.element_ty)
+    tl.store(total + row * total_stride + column, both, mask=inside)
+    value = normed_row(both.to(tl.float32), gain, eps, WIDTH, GEMMA, out.dtype.element_ty)
     tl.store(out + row * WIDTH + column, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -44,16 +45,19 @@ def add_rms_norm(
     eps: float,
     *,
     gemma: bool = False,
+    total: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Add x [T, H] to ``residual`` [T, H] in place and return the sum's norm [T, H].
+    """Add x [T, H] to ``residual`` [T, H] and return the sum's norm [T, H].
 
-    All of one float dtype; the sum is rounded to it before it is normed. ``weight`` [H],
-    ``gemma`` and ``pdl`` are those of `rms_norm_gpu.rms_norm`. Raises ValueError unless both have
-    contiguous rows as wide as the weight.
+    All of one float dtype; the sum is rounded to it before it is normed, and written to ``total``
+    [T, H], else in place. ``weight`` [H], ``gemma`` and ``pdl`` are those of
+    `rms_norm_gpu.rms_norm`. Raises ValueError unless all three have contiguous rows as wide as the
+    weight.
     """
     width = weight.shape[0]
-    for tensor in (x, residual):
+    total = residual if total is None else total
+    for tensor in (x, residual, total):
         if tensor.shape != (x.shape[0], width) or tensor.stride(1) != 1:
             raise ValueError(
                 f"{tuple(tensor.shape)} is not {x.shape[0]} contiguous rows of {width}"
@@ -63,11 +67,13 @@ def add_rms_norm(
     _add_rms_norm[(x.shape[0],)](
         x,
         residual,
+        total,
         weight,
         out,
         eps,
         x.stride(0),
         residual.stride(0),
+        total.stride(0),
         WIDTH=width,
         BLOCK=block,
         GEMMA=gemma,

@@ -99,6 +99,41 @@ static void ISA(embed)(const decoder_model *model, const int64_t *ids, int64_t r
     }
 }
 
+/* Rows [a; b] of two matrices [rows, size]; either may be normed on the way. */
+static void ISA(join)(const float *a, const float *a_norm, const float *b, const float *b_norm,
+                      int64_t rows, int64_t size, float eps, float *out)
+{
+    for (int64_t t = 0; t < rows; t++, a += size, b += size, out += 2 * size) {
+        if (a_norm)
+            ISA(rms_norm_row)(a, a_norm, size, eps, out);
+        else
+            __builtin_memcpy(out, a, (size_t)size * sizeof(float));
+        if (b_norm)
+            ISA(rms_norm_row)(b, b_norm, size, eps, out + size);
+        else
+            __builtin_memcpy(out + size, b, (size_t)size * sizeof(float));
+    }
+}
+
+/* What the layer's attention takes in, [T, width of qkv]: the stream itself, or in normed. */
+static const float *ISA(taken)(const decoder_model *model, const decoder_layer *layer,
+                               const decoder_scratch *scratch, int64_t rows)
+{
+    int64_t hidden = model->hidden;
+    if (layer->embed_norm) {
+        ISA(join)(scratch->embedded, layer->embed_norm, scratch->stream, layer->input_norm, rows,
+                  hidden, model->eps, scratch->normed);
+        for (int64_t t = 0; layer->norm_residual && t < rows; t++)
+            __builtin_memcpy(scratch->stream + t * hidden, scratch->normed + (2 * t + 1) * hidden,
+                             (size_t)hidden * sizeof(float));
+        return scratch->normed;
+    }
+    if (!layer->input_norm)
+        return scratch->stream;
+    ISA(rms_norm)(scratch->stream, layer->input_norm, rows, hidden, model->eps, scratch->normed);
+    return scratch->normed;
+}
+
 static void ISA(layer_forward)(const decoder_model *model, const decoder_layer *layer,
                                const ragged_batch *batch, const decoder_cache *cache,
                                const decoder_scratch *scratch, int64_t index)
@@ -107,9 +142,9 @@ static void ISA(layer_forward)(const decoder_model *model, const decoder_layer *
     int64_t plane = cache->num_slots * model->kv_heads * dim, gated = layer->gate_up.panels * 8;
     float *keys = cache->data + 2 * index * plane, *values = keys + plane;
     float *queries = scratch->normed;
-    ISA(rms_norm)(scratch->stream, layer->input_norm, rows, hidden, model->eps, scratch->normed);
-    ISA(matmul)(&layer->qkv, scratch->normed, hidden, rows, scratch->qkv,
-                layer->qkv.panels * PANEL, EPILOGUE_STORE);
+    const float *taken = ISA(taken)(model, layer, scratch, rows);
+    ISA(matmul)(&layer->qkv, taken, layer->qkv.k, rows, scratch->qkv, layer->qkv.panels * PANEL,
+                EPILOGUE_STORE);
     ISA(prepare_heads)(model, layer, batch, cache, scratch->qkv, queries, keys, values);
     attention_args args = {queries,        keys,          values,      model->heads,
                                 model->kv_heads, dim,           layer->window, model->scale,
@@ -141,4 +176,28 @@ static void ISA(decoder_forward)(const decoder_model *model, const ragged_batch 
     }
     ISA(rms_norm)(scratch->stream, model->final_norm, batch->num_tokens, model->hidden, model->eps,
                   hidden);
+}
+
+/* A draft's pass from hidden [T, hidden]. Stream and normed stream go where there is room for them:
+ * recurrent and head_input [T, hidden] may be NULL, and recurrent may be hidden. */
+static void ISA(draft_forward)(const decoder_model *model, const ragged_batch *batch,
+                               const decoder_cache *cache, const decoder_scratch *scratch,
+                               const float *hidden, float *recurrent, float *head_input)
+{
+    int64_t rows = batch->num_tokens, size = model->hidden;
+    size_t bytes = (size_t)(rows * size) * sizeof(float);
+    ISA(embed)(model, batch->input_ids, rows, scratch->embedded);
+    if (model->fuse.data) {
+        ISA(join)(scratch->embedded, NULL, hidden, NULL, rows, size, 0.0f, scratch->normed);
+        ISA(matmul)(&model->fuse, scratch->normed, 2 * size, rows, scratch->stream, size,
+                    EPILOGUE_STORE);
+    } else {
+        __builtin_memcpy(scratch->stream, hidden, bytes);
+    }
+    for (int64_t i = 0; i < model->num_layers; i++)
+        ISA(layer_forward)(model, &model->layers[i], batch, cache, scratch, i);
+    if (recurrent)
+        __builtin_memcpy(recurrent, scratch->stream, bytes);
+    if (head_input)
+        ISA(rms_norm)(scratch->stream, model->final_norm, rows, size, model->eps, head_input);
 }

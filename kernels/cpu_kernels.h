@@ -96,4 +96,11 @@ static void cpu_decoder_forward(int avx2, const decoder_model *model, const ragg
     (model, batch, cache, scratch, capture, num_capture, captured, hidden);
 }
 
+static void cpu_draft_forward(int avx2, const decoder_model *model, const ragged_batch *batch,
+                              const decoder_cache *cache, const decoder_scratch *scratch,
+                              const float *hidden, float *recurrent, float *head_input)
+{
+    BY_ISA(avx2, draft_forward)(model, batch, cache, scratch, hidden, recurrent, head_input);
+}
+
 #endif

@@ -26,19 +26,23 @@ typedef struct {
 
 enum { EPILOGUE_STORE = 0, EPILOGUE_ADD = 1, EPILOGUE_SILU_MUL = 2 };
 
+/* Norms but post_norm may be NULL. With embed_norm, attention takes in the token's embedding as
+ * well, in front of the stream; norm_residual then makes the normed stream the stream. */
 typedef struct {
     packed_matrix qkv, o, gate_up, down;
-    const float *input_norm, *post_norm, *q_norm, *k_norm; /* the last two may be NULL */
-    int64_t window;                                        /* positions, 0 for all */
+    const float *input_norm, *embed_norm, *post_norm, *q_norm, *k_norm;
+    int64_t window; /* positions, 0 for all */
+    int norm_residual;
 } decoder_layer;
 
 typedef struct {
     int64_t hidden, inner, heads, kv_heads, head_dim, num_layers;
     float eps, scale;
     decoder_layer *layers;
-    const float *final_norm;
+    const float *final_norm; /* NULL in a draft without one */
     packed_matrix lm_head;
-    const void *embed; /* [vocabulary, hidden] rows, or NULL: the columns of lm_head */
+    packed_matrix fuse; /* of a draft: embedding and hidden state to the stream, if data is there */
+    const void *embed;  /* [vocabulary, hidden] rows, or NULL: the columns of lm_head */
     int embed_is_float32;
 } decoder_model;
 
@@ -70,6 +74,7 @@ typedef struct {
 /* Working memory of a forward pass, all owned by the caller. */
 typedef struct {
     float *stream, *normed, *qkv, *context, *gated; /* [T, ...] */
+    float *embedded;                                /* [T, hidden], in a draft */
     int32_t *slots;                                 /* [sum of kv_lens], by row */
     int32_t *gathered;
     softmax_state *states;

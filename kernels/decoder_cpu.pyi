@@ -11,6 +11,7 @@ from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import disjoint_base
 
 _Weights: TypeAlias = NDArray[np.uint16] | NDArray[np.float32]
 
@@ -94,12 +95,9 @@ def paged_attention(
     for plain rows, start + depth for tree nodes. Raises ValueError naming a wrong argument.
     """
 
-@final
-class CpuDecoder:
-    """A stack of pre-norm GQA layers with SwiGLU, run in one native call.
-
-    One pass at a time per object. ``head_dim`` must be a multiple of 8.
-    """
+@disjoint_base
+class _Layers:
+    """A stack of GQA layers with SwiGLU. One pass at a time; ``head_dim`` a multiple of 8."""
 
     def __init__(
         self,
@@ -117,7 +115,7 @@ class CpuDecoder:
         self,
         index: int,
         *,
-        input_norm: NDArray[np.float32],
+        input_norm: NDArray[np.float32] | None,
         qkv: PackedMatrix,
         q_norm: NDArray[np.float32] | None,
         k_norm: NDArray[np.float32] | None,
@@ -126,8 +124,19 @@ class CpuDecoder:
         gate_up: PackedMatrix,
         down: PackedMatrix,
         window: int,
+        embed_norm: NDArray[np.float32] | None = None,
+        norm_residual: bool = False,
     ) -> None:
-        """Install layer ``index``; ``gate_up`` is packed with pairs, ``window`` 0 is full."""
+        """Install layer ``index``; ``gate_up`` is packed with pairs, ``window`` 0 is full.
+
+        ``embed_norm``, of a draft's first layer: attention takes in the normed embedding as well,
+        in front of the normed stream, and ``qkv`` is twice as wide. ``norm_residual``: the layer
+        then adds to the normed stream.
+        """
+
+@final
+class CpuDecoder(_Layers):
+    """A decoder, run in one native call."""
 
     def set_head(
         self,
@@ -165,3 +174,45 @@ class CpuDecoder:
 
     def logits(self, hidden: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         """Write out [N, V] = hidden [N, H] W^T of the output head."""
+
+@final
+class CpuDraft(_Layers):
+    """A draft's layers, from a hidden state and a token at each position, in one native call."""
+
+    def set_ends(
+        self,
+        *,
+        embed: _Weights,
+        fuse: PackedMatrix | None,
+        final_norm: NDArray[np.float32] | None,
+    ) -> None:
+        """Install the embedding [V, H] and what the draft has of the others.
+
+        ``fuse`` [H, 2 H] makes the stream of embedding and hidden state, side by side; without it
+        the hidden state is the stream, and the first layer needs an ``embed_norm``.
+        """
+
+    def forward(
+        self,
+        input_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        kv_slots: NDArray[np.int64],
+        cu_q: NDArray[np.int32],
+        kv_lens: NDArray[np.int32],
+        page_table: NDArray[np.int32],
+        tree_bits: NDArray[np.int64],
+        is_tree: NDArray[np.uint8],
+        kv: NDArray[np.float32],
+        page_size: int,
+        cos: NDArray[np.float32],
+        sin: NDArray[np.float32],
+        hidden: NDArray[np.float32],
+        recurrent: NDArray[np.float32] | None,
+        head_input: NDArray[np.float32] | None,
+    ) -> None:
+        """Run a ForwardBatch with ``hidden`` [T, H]; writes the new KV.
+
+        ``recurrent`` [T, H] gets the stream behind the layers, and may be ``hidden``;
+        ``head_input`` [T, H] gets what the final norm makes of it. Raises ValueError naming a
+        wrong argument.
+        """

@@ -23,16 +23,19 @@ cdef extern from "cpu_kernels.h" nogil:
     ctypedef struct decoder_layer:
         packed_matrix qkv, o, gate_up, down
         const float *input_norm
+        const float *embed_norm
         const float *post_norm
         const float *q_norm
         const float *k_norm
         int64_t window
+        int norm_residual
     ctypedef struct decoder_model:
         int64_t hidden, inner, heads, kv_heads, head_dim, num_layers
         float eps, scale
         decoder_layer *layers
         const float *final_norm
         packed_matrix lm_head
+        packed_matrix fuse
         const void *embed
         int embed_is_float32
     ctypedef struct ragged_batch:
@@ -61,6 +64,7 @@ cdef extern from "cpu_kernels.h" nogil:
         float *qkv
         float *context
         float *gated
+        float *embedded
         int32_t *slots
         int32_t *gathered
         softmax_state *states
@@ -84,6 +88,9 @@ cdef extern from "cpu_kernels.h" nogil:
     void cpu_decoder_forward(int, const decoder_model *, const ragged_batch *,
                              const decoder_cache *, const decoder_scratch *, const int64_t *,
                              int64_t, float *, float *)
+    void cpu_draft_forward(int, const decoder_model *, const ragged_batch *,
+                           const decoder_cache *, const decoder_scratch *, const float *, float *,
+                           float *)
 
 cdef enum:
     DEF_GATHERED = 128
@@ -231,6 +238,24 @@ cdef int check_size(const float[::1] array, str name, int64_t size) except -1:
     if array.shape[0] != size:
         raise ValueError(f"{name}: has {array.shape[0]} elements, expected {size}")
     return 0
+
+
+cdef int check_rows(const float[:, ::1] array, str name, int64_t rows, int64_t width) except -1:
+    if array.shape[0] != rows or array.shape[1] != width:
+        raise ValueError(
+            f"{name}: must be {(rows, width)}, is {(array.shape[0], array.shape[1])}"
+        )
+    return 0
+
+
+cdef const float *optional_norm(array, str name, int64_t size) except? NULL:
+    """The weights of a norm, kept alive by the caller; NULL for None."""
+    cdef const float[::1] weights
+    if array is None:
+        return NULL
+    weights = array
+    check_size(weights, name, size)
+    return &weights[0]
 
 
 def linear(const float[:, ::1] x, PackedMatrix matrix, float[:, ::1] out, *, bint portable=False):
@@ -385,9 +410,8 @@ def paged_attention(
     free(args.visible)
 
 
-@cython.final
-cdef class CpuDecoder:
-    """The decoder stack; see decoder_cpu.pyi."""
+cdef class _Layers:
+    """Layers, the memory that a pass of theirs works in, and the checks in front of a pass."""
 
     cdef decoder_model c
     cdef decoder_scratch scratch
@@ -395,7 +419,8 @@ cdef class CpuDecoder:
     cdef int64_t capacity
     cdef bint avx2, busy
     cdef list layer_arrays
-    cdef tuple head_arrays
+    cdef object embed_array
+    cdef int64_t vocabulary
 
     def __init__(self, int64_t hidden_size, int64_t intermediate_size, int64_t num_heads,
                  int64_t num_kv_heads, int64_t head_dim, int64_t num_layers, float eps, *,
@@ -405,7 +430,7 @@ cdef class CpuDecoder:
         if head_dim < 8 or head_dim % 8 or num_heads % num_kv_heads:
             raise ValueError("head_dim, num_kv_heads: need a multiple of 8 and whole groups")
         if self.c.layers != NULL:
-            raise RuntimeError("a CpuDecoder is initialised once")
+            raise RuntimeError("the layers are initialised once")
         self.c.hidden, self.c.inner = hidden_size, intermediate_size
         self.c.heads, self.c.kv_heads, self.c.head_dim = num_heads, num_kv_heads, head_dim
         self.c.num_layers, self.c.eps = num_layers, eps
@@ -434,12 +459,13 @@ cdef class CpuDecoder:
         cdef int64_t q_size = self.c.heads * self.c.head_dim
         cdef int64_t qkv = self.c.layers[0].qkv.panels * PANEL
         cdef int64_t gated = self.c.layers[0].gate_up.panels * 8
-        cdef int64_t wide = max(self.c.hidden, q_size), sizes = 0
+        cdef int64_t streams = 2 if self.fused() else 1
+        cdef int64_t wide = max(streams * self.c.hidden, q_size), sizes = 0
         if tokens <= self.capacity:
             return 0
         self.release()
         tokens = max(tokens, 64)
-        sizes = tokens * (self.c.hidden + wide + qkv + q_size + gated)
+        sizes = tokens * (streams * self.c.hidden + wide + qkv + q_size + gated)
         self.scratch.stream = <float *>cpu_allocate(sizes * sizeof(float))
         self.scratch.states = <softmax_state *>cpu_allocate(
             tokens * self.c.heads * sizeof(softmax_state)
@@ -451,59 +477,123 @@ cdef class CpuDecoder:
         self.scratch.qkv = self.scratch.normed + tokens * wide
         self.scratch.context = self.scratch.qkv + tokens * qkv
         self.scratch.gated = self.scratch.context + tokens * q_size
+        self.scratch.embedded = self.scratch.gated + tokens * gated
         self.capacity = tokens
         return 0
 
-    def set_layer(self, int64_t index, *, const float[::1] input_norm, PackedMatrix qkv,
-                  q_norm, k_norm, PackedMatrix o, const float[::1] post_norm,
-                  PackedMatrix gate_up, PackedMatrix down, int64_t window):
+    cdef bint fused(self) noexcept:
+        """Whether embeddings and hidden states are joined somewhere."""
+        return self.c.fuse.data != NULL or self.c.layers[0].embed_norm != NULL
+
+    def set_layer(self, int64_t index, *, input_norm, PackedMatrix qkv, q_norm, k_norm,
+                  PackedMatrix o, const float[::1] post_norm, PackedMatrix gate_up,
+                  PackedMatrix down, int64_t window, embed_norm=None, bint norm_residual=False):
         """Install layer ``index``."""
         cdef decoder_layer *layer
-        cdef const float[::1] q_array, k_array
-        cdef int64_t q_size = self.c.heads * self.c.head_dim
+        cdef int64_t q_size = self.c.heads * self.c.head_dim, hidden = self.c.hidden
         if not 0 <= index < self.c.num_layers or window < 0:
             raise ValueError(f"index, window: {index}, {window} are out of range")
-        check_matrix(qkv, "qkv", q_size + 2 * self.c.kv_heads * self.c.head_dim, self.c.hidden,
-                     False)
-        check_matrix(o, "o", self.c.hidden, q_size, False)
-        check_matrix(gate_up, "gate_up", 2 * self.c.inner, self.c.hidden, True)
-        check_matrix(down, "down", self.c.hidden, self.c.inner, False)
-        check_size(input_norm, "input_norm", self.c.hidden)
-        check_size(post_norm, "post_norm", self.c.hidden)
+        if embed_norm is not None and (index or input_norm is None):
+            raise ValueError("embed_norm: only the first layer has one, beside an input_norm")
+        check_matrix(qkv, "qkv", q_size + 2 * self.c.kv_heads * self.c.head_dim,
+                     hidden if embed_norm is None else 2 * hidden, False)
+        check_matrix(o, "o", hidden, q_size, False)
+        check_matrix(gate_up, "gate_up", 2 * self.c.inner, hidden, True)
+        check_matrix(down, "down", hidden, self.c.inner, False)
+        check_size(post_norm, "post_norm", hidden)
+        self.release()  # whose sizes may be other ones now
         layer = &self.c.layers[index]
         layer.qkv, layer.o, layer.gate_up, layer.down = qkv.c, o.c, gate_up.c, down.c
-        layer.input_norm, layer.post_norm = &input_norm[0], &post_norm[0]
-        layer.window = window
-        layer.q_norm = layer.k_norm = NULL
-        if q_norm is not None and k_norm is not None:
-            q_array, k_array = q_norm, k_norm
-            check_size(q_array, "q_norm", self.c.head_dim)
-            check_size(k_array, "k_norm", self.c.head_dim)
-            layer.q_norm, layer.k_norm = &q_array[0], &k_array[0]
+        layer.post_norm, layer.window = &post_norm[0], window
+        layer.norm_residual = norm_residual and embed_norm is not None
+        layer.input_norm = optional_norm(input_norm, "input_norm", hidden)
+        layer.embed_norm = optional_norm(embed_norm, "embed_norm", hidden)
+        layer.q_norm = optional_norm(q_norm, "q_norm", self.c.head_dim)
+        layer.k_norm = optional_norm(k_norm, "k_norm", self.c.head_dim)
         self.layer_arrays[index] = (
-            input_norm, post_norm, q_norm, k_norm, qkv, o, gate_up, down
+            input_norm, embed_norm, post_norm, q_norm, k_norm, qkv, o, gate_up, down
         )
+
+    cdef int set_embed(self, embed) except -1:
+        cdef const uint16_t[:, ::1] half
+        cdef const float[:, ::1] single
+        self.c.embed_is_float32 = embed.dtype.itemsize == 4
+        if self.c.embed_is_float32:
+            single = embed
+            self.c.embed = &single[0, 0]
+        else:
+            half = embed
+            self.c.embed = &half[0, 0]
+        if embed.shape[1] != self.c.hidden:
+            raise ValueError(f"embed: has shape {embed.shape}, expected {self.c.hidden} columns")
+        self.embed_array = embed
+        self.vocabulary = embed.shape[0]
+        return 0
+
+    cdef _RaggedBatch prepare(
+        self, const int64_t[::1] input_ids, const int64_t[::1] positions,
+        const int64_t[::1] kv_slots, const int32_t[::1] cu_q, const int32_t[::1] kv_lens,
+        const int32_t[:, ::1] page_table, const int64_t[::1] tree_bits,
+        const uint8_t[::1] is_tree, float[:, :, :, :, ::1] kv, int64_t page_size,
+        const float[:, ::1] cos, const float[:, ::1] sin, decoder_cache *cache,
+    ):
+        """The batch of a pass, checked, with memory for it and its ``cache``."""
+        cdef _RaggedBatch batch
+        if self.busy:
+            raise RuntimeError("the layers run one pass at a time")
+        if None in self.layer_arrays:
+            raise RuntimeError("set_layer comes first")
+        if (kv.shape[0] != self.c.num_layers or kv.shape[1] != 2
+                or kv.shape[3] != self.c.kv_heads or kv.shape[4] != self.c.head_dim):
+            raise ValueError("kv: must be [layers, 2, slots, kv heads, head_dim]")
+        if cos.shape[1] * 2 != self.c.head_dim or sin.shape[1] * 2 != self.c.head_dim:
+            raise ValueError("cos, sin: must be [positions, head_dim / 2]")
+        batch = _RaggedBatch.make(positions, cu_q, kv_lens, page_table, tree_bits, is_tree,
+                                  page_size, kv.shape[2])
+        self.check_tokens(input_ids, positions, kv_slots, kv.shape[2],
+                          min(cos.shape[0], sin.shape[0]))
+        batch.c.input_ids, batch.c.kv_slots = &input_ids[0], &kv_slots[0]
+        cache.data, cache.num_slots = &kv[0, 0, 0, 0, 0], kv.shape[2]
+        cache.cos, cache.sin = &cos[0, 0], &sin[0, 0]
+        self.reserve(positions.shape[0])
+        self.scratch.slots = batch.slots
+        return batch
+
+    cdef int check_tokens(self, const int64_t[::1] ids, const int64_t[::1] positions,
+                          const int64_t[::1] slots, int64_t num_slots,
+                          int64_t num_positions) except -1:
+        cdef int64_t t
+        if ids.shape[0] != positions.shape[0] or slots.shape[0] != positions.shape[0]:
+            raise ValueError("input_ids, positions, kv_slots: differ in length")
+        for t in range(ids.shape[0]):
+            if not 0 <= ids[t] < self.vocabulary:
+                raise ValueError(f"input_ids: token {ids[t]} is outside the vocabulary")
+            if not 0 <= positions[t] < num_positions:
+                raise ValueError(f"positions: {positions[t]} is outside the rotary table")
+            if not 0 <= slots[t] < num_slots:
+                raise ValueError(f"kv_slots: {slots[t]} is outside the cache")
+        return 0
+
+
+@cython.final
+cdef class CpuDecoder(_Layers):
+    """The decoder stack; see decoder_cpu.pyi."""
+
+    cdef tuple head_arrays
 
     def set_head(self, *, const float[::1] final_norm, PackedMatrix lm_head, embed):
         """Install what stands around the layers; ``embed`` None means tied."""
-        cdef const uint16_t[:, ::1] half
-        cdef const float[:, ::1] single
         check_size(final_norm, "final_norm", self.c.hidden)
         check_matrix(lm_head, "lm_head", lm_head.c.n, self.c.hidden, False)
         self.c.embed = NULL
+        self.vocabulary = lm_head.c.n
         if embed is not None:
             if tuple(embed.shape) != lm_head.shape:
                 raise ValueError(f"embed: has shape {embed.shape}, lm_head {lm_head.shape}")
-            self.c.embed_is_float32 = embed.dtype.itemsize == 4
-            if self.c.embed_is_float32:
-                single = embed
-                self.c.embed = &single[0, 0]
-            else:
-                half = embed
-                self.c.embed = &half[0, 0]
+            self.set_embed(embed)
         self.c.final_norm = &final_norm[0]
         self.c.lm_head = lm_head.c
-        self.head_arrays = (final_norm, lm_head, embed)
+        self.head_arrays = (final_norm, lm_head)
 
     def forward(
         self, const int64_t[::1] input_ids, const int64_t[::1] positions,
@@ -519,51 +609,21 @@ cdef class CpuDecoder:
         cdef int64_t tokens = positions.shape[0], num_capture = capture_layers.shape[0]
         cdef float *captured_data = NULL
         cdef const int64_t *capture_data = NULL
-        if self.busy:
-            raise RuntimeError("a CpuDecoder runs one pass at a time")
-        if self.head_arrays is None or None in self.layer_arrays:
-            raise RuntimeError("set_head and set_layer come first")
-        if (kv.shape[0] != self.c.num_layers or kv.shape[1] != 2
-                or kv.shape[3] != self.c.kv_heads or kv.shape[4] != self.c.head_dim):
-            raise ValueError("kv: must be [layers, 2, slots, kv heads, head_dim]")
-        if cos.shape[1] * 2 != self.c.head_dim or sin.shape[1] * 2 != self.c.head_dim:
-            raise ValueError("cos, sin: must be [positions, head_dim / 2]")
-        if hidden.shape[0] != tokens or hidden.shape[1] != self.c.hidden:
-            raise ValueError("hidden: must be [tokens, hidden_size]")
-        batch = _RaggedBatch.make(positions, cu_q, kv_lens, page_table, tree_bits, is_tree,
-                                  page_size, kv.shape[2])
-        self.check_tokens(input_ids, positions, kv_slots, kv.shape[2],
-                          min(cos.shape[0], sin.shape[0]))
+        if self.head_arrays is None:
+            raise RuntimeError("set_head comes first")
+        check_rows(hidden, "hidden", tokens, self.c.hidden)
         if num_capture:
             if (captured.shape[0] != num_capture or captured.shape[1] != tokens
                     or captured.shape[2] != self.c.hidden):
                 raise ValueError("captured: must be [captured layers, tokens, hidden_size]")
             captured_data, capture_data = &captured[0, 0, 0], &capture_layers[0]
-        batch.c.input_ids, batch.c.kv_slots = &input_ids[0], &kv_slots[0]
-        cache.data, cache.num_slots = &kv[0, 0, 0, 0, 0], kv.shape[2]
-        cache.cos, cache.sin = &cos[0, 0], &sin[0, 0]
-        self.reserve(tokens)
-        self.scratch.slots = batch.slots
+        batch = self.prepare(input_ids, positions, kv_slots, cu_q, kv_lens, page_table, tree_bits,
+                             is_tree, kv, page_size, cos, sin, &cache)
         self.busy = True
         with nogil:
             cpu_decoder_forward(self.avx2, &self.c, &batch.c, &cache, &self.scratch,
                                 capture_data, num_capture, captured_data, &hidden[0, 0])
         self.busy = False
-
-    cdef int check_tokens(self, const int64_t[::1] ids, const int64_t[::1] positions,
-                          const int64_t[::1] slots, int64_t num_slots,
-                          int64_t num_positions) except -1:
-        cdef int64_t t
-        if ids.shape[0] != positions.shape[0] or slots.shape[0] != positions.shape[0]:
-            raise ValueError("input_ids, positions, kv_slots: differ in length")
-        for t in range(ids.shape[0]):
-            if not 0 <= ids[t] < self.c.lm_head.n:
-                raise ValueError(f"input_ids: token {ids[t]} is outside the vocabulary")
-            if not 0 <= positions[t] < num_positions:
-                raise ValueError(f"positions: {positions[t]} is outside the rotary table")
-            if not 0 <= slots[t] < num_slots:
-                raise ValueError(f"kv_slots: {slots[t]} is outside the cache")
-        return 0
 
     def logits(self, const float[:, ::1] hidden, float[:, ::1] out):
         """out = hidden W^T of the output head."""
@@ -577,3 +637,56 @@ cdef class CpuDecoder:
             with nogil:
                 cpu_matmul(self.avx2, &self.c.lm_head, &hidden[0, 0], hidden.shape[1],
                            hidden.shape[0], &out[0, 0], out.shape[1], EPILOGUE_STORE)
+
+
+@cython.final
+cdef class CpuDraft(_Layers):
+    """The layers of a draft; see decoder_cpu.pyi."""
+
+    cdef tuple arrays
+
+    def set_ends(self, *, embed, PackedMatrix fuse, final_norm):
+        """Install what stands around the layers."""
+        self.release()
+        self.c.fuse.data = NULL
+        if fuse is not None:
+            check_matrix(fuse, "fuse", self.c.hidden, 2 * self.c.hidden, False)
+            self.c.fuse = fuse.c
+        self.c.final_norm = optional_norm(final_norm, "final_norm", self.c.hidden)
+        self.set_embed(embed)
+        self.arrays = (fuse, final_norm)
+
+    def forward(
+        self, const int64_t[::1] input_ids, const int64_t[::1] positions,
+        const int64_t[::1] kv_slots, const int32_t[::1] cu_q, const int32_t[::1] kv_lens,
+        const int32_t[:, ::1] page_table, const int64_t[::1] tree_bits,
+        const uint8_t[::1] is_tree, float[:, :, :, :, ::1] kv, int64_t page_size,
+        const float[:, ::1] cos, const float[:, ::1] sin, const float[:, ::1] hidden,
+        float[:, ::1] recurrent, float[:, ::1] head_input,
+    ):
+        """One pass through the layers."""
+        cdef decoder_cache cache
+        cdef _RaggedBatch batch
+        cdef int64_t tokens = positions.shape[0]
+        cdef float *stream_out = NULL
+        cdef float *normed_out = NULL
+        if self.arrays is None:
+            raise RuntimeError("set_ends comes first")
+        check_rows(hidden, "hidden", tokens, self.c.hidden)
+        if recurrent is not None:
+            check_rows(recurrent, "recurrent", tokens, self.c.hidden)
+            stream_out = &recurrent[0, 0]
+        if head_input is not None:
+            check_rows(head_input, "head_input", tokens, self.c.hidden)
+            if self.c.final_norm == NULL:
+                raise ValueError("head_input: this draft has no final norm")
+            normed_out = &head_input[0, 0]
+        batch = self.prepare(input_ids, positions, kv_slots, cu_q, kv_lens, page_table, tree_bits,
+                             is_tree, kv, page_size, cos, sin, &cache)
+        if not self.fused():
+            raise RuntimeError("set_ends needs a fuse where no layer has an embed_norm")
+        self.busy = True
+        with nogil:
+            cpu_draft_forward(self.avx2, &self.c, &batch.c, &cache, &self.scratch, &hidden[0, 0],
+                              stream_out, normed_out)
+        self.busy = False

@@ -50,18 +50,25 @@ def linear(
     residual: torch.Tensor | None = None,
     *,
     config: LinearConfig | None = None,
+    out: torch.Tensor | None = None,
     workspace: SplitWorkspace | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """As ``linear.linear``: cuBLAS without a ``config``, else the kernel that it is for."""
+    """As ``linear.linear``, into ``out`` [M, N], whose rows may be strided, if that is given.
+
+    cuBLAS without a ``config``, else the kernel that it is for.
+    """
     if config is not None:
         return few_rows_linear(
-            x, weight, config=config, bias=bias, residual=residual, workspace=workspace, pdl=pdl
-        )
+            x, weight, config=config, bias=bias, residual=residual, out=out, workspace=workspace,
+            pdl=pdl,
+        )  # fmt: skip
     if residual is not None and bias is None:
-        return torch.addmm(residual, x, weight.t())
-    out = F.linear(x, weight, bias)
-    return out if residual is None else out.add_(residual)
+        return torch.addmm(residual, x, weight.t(), out=out)
+    product = F.linear(x, weight, bias)
+    if residual is not None:
+        return torch.add(product, residual, out=product if out is None else out)
+    return product if out is None else out.copy_(product)
 
 
 def linear_silu_mul(

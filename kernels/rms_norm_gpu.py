@@ -38,13 +38,14 @@ def _rms_norm(
     x_stride: tl.tensor,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    GAINS: tl.constexpr,
     GEMMA: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    gain = tl.load(weight + column, mask=inside, other=0.0)
+    gain = tl.load(weight + row % GAINS * WIDTH + column, mask=inside, other=0.0)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -58,14 +59,17 @@ def rms_norm(
 ) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension; statistics in float32.
 
-    ``x`` [..., H] and ``weight`` [H] of one float dtype, rounded as in `rms_norm.rms_norm`.
-    ``gemma``: multiply by 1 + weight. ``pdl``: programmatic dependent launch (Hopper and later);
-    the weight, which must be constant, is then read before the previous kernel ends. Raises
-    ValueError unless the rows are contiguous and as wide as the weight.
+    ``x`` [..., H] and ``weight`` [H], or x [..., A, H] and weight [A, H], of one float dtype,
+    rounded as in `rms_norm.rms_norm`. ``gemma``: multiply by 1 + weight. ``pdl``: programmatic
+    dependent launch (Hopper and later); the weight, which must be constant, is then read before the
+    previous kernel ends. Raises ValueError unless the rows are contiguous and as wide as the
+    weight.
     """
-    width = weight.shape[0]
-    if x.shape[-1] != width or x.stride(-1) != 1:
-        raise ValueError(f"rows {tuple(x.shape)} are not contiguous rows of {width}")
+    width = weight.shape[-1]
+    if x.shape[-weight.dim() :] != weight.shape or x.stride(-1) != 1:
+        raise ValueError(f"rows {tuple(x.shape)} are not contiguous rows of {tuple(weight.shape)}")
+    if not weight.is_contiguous():
+        raise ValueError("the weight is not contiguous")
     rows = x.reshape(-1, width)
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
     block = triton.next_power_of_2(width)
@@ -77,6 +81,7 @@ def rms_norm(
         rows.stride(0),
         WIDTH=width,
         BLOCK=block,
+        GAINS=weight.numel() // width,
         GEMMA=gemma,
         PDL=pdl,
         num_warps=row_warps(block),

@@ -59,13 +59,13 @@ class CoreSteps:
         return Timing(
             walls=np.diff(stamps),
             device_s=after.worker_busy - before.worker_busy,
-            # The last token generated is a step's query token.
-            length=case.context + generated / case.batch_size,
+            # The last token generated is a step's first query token.
+            length=case.context + generated / case.batch_size + case.draft_length,
             emitted=after.generated_tokens - before.generated_tokens,
             counts=None if counts is None or graphs is None else counts_between(counts, graphs),
             bare_s=(
                 None
-                if graphs is None
+                if graphs is None or case.draft_length  # replays would run ahead of the pages
                 else graphs.replay_seconds(case.batch_size, case.batch_size, steps)
             ),
             plan_s=(after.plan_cpu - before.plan_cpu) / steps,

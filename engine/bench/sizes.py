@@ -3,6 +3,7 @@
 import msgspec
 
 from ...engine_core.config import EngineConfig
+from ...engine_core.memory_parts import OVERRUN_TOKENS
 from ...engine_core.refusal import Refused
 from ...engine_core.step_bench import StepBenchSpec
 
@@ -12,7 +13,15 @@ _SPARE_PAGES = 4  # of a request: rounding, and steps in flight
 
 def new_tokens(spec: StepBenchSpec, batch_size: int, context: int) -> int:
     """Tokens that a request must be able to generate: those entered first decode meanwhile."""
-    return entry_steps(spec, batch_size, context) + WARM_UP_STEPS + spec.steps + 4
+    steps = entry_steps(spec, batch_size, context) + WARM_UP_STEPS + spec.steps + 4
+    return steps * round_tokens(spec)
+
+
+def round_tokens(spec: StepBenchSpec) -> int:
+    """Most tokens that a request gets of a step of the engine's loop; ``spec`` is resolved."""
+    if spec.config.speculative_algorithm is None:
+        return 1
+    return spec.config.speculative_num_draft_tokens or 1
 
 
 def entry_steps(spec: StepBenchSpec, batch_size: int, context: int) -> int:
@@ -32,7 +41,9 @@ def sized(spec: StepBenchSpec, context_length: int) -> EngineConfig | Refused:
     largest = 0
     for context in spec.contexts:
         for batch_size in spec.batch_sizes:
-            longest = context + new_tokens(spec, batch_size, context)
+            # Two steps in flight write behind the last token, a draft's tree up to 64 each.
+            beyond = 0 if round_tokens(spec) == 1 else OVERRUN_TOKENS
+            longest = context + new_tokens(spec, batch_size, context) + beyond
             if max(spec.draft_lengths) > 0:
                 longest = max(longest, verify_tokens(spec, context))
             if longest > context_length:

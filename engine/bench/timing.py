@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...engine_core.draft_source import DraftSource
 from ...engine_core.model_config import ModelConfig
+from ...engine_core.round_floor import draft_work
 from ...engine_core.step_bench import StepRow
 from ...engine_core.step_floor import Rates, step_work
 from ..worker import DeviceCounts
@@ -42,12 +44,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a floor depends on beside the step."""
+    """What a floor depends on beside the step. ``simulated``: accept lengths are forced."""
 
     model: ModelConfig
     rates: Rates
     streamed_bytes: int
     kv_bytes_per_token: int
+    dtype: str
+    draft: DraftSource | None = None
+    simulated: bool = False
 
 
 def make_row(machine: Machine, case: Case, timing: Timing, plain: StepRow | None = None) -> StepRow:
@@ -61,6 +66,11 @@ def make_row(machine: Machine, case: Case, timing: Timing, plain: StepRow | None
         tokens,
         timing.length,
     )
+    if machine.draft is not None:
+        config, shape = machine.draft.config, machine.draft.shape
+        work = work.with_drafts(
+            draft_work(config, shape, machine.dtype, case.batch_size, timing.length)
+        )
     steps, total = len(timing.walls), float(timing.walls.sum())
     wall, mean = float(np.median(timing.walls)), total / steps
     device, floor = timing.device_s / steps, work.floor(machine.rates)
@@ -94,4 +104,6 @@ def make_row(machine: Machine, case: Case, timing: Timing, plain: StepRow | None
         bare_steps_per_s=None if bare is None else 1 / bare,
         share_of_bare=None if bare is None else bare / mean,
         verify_over_plain=None if plain is None else wall * 1e3 / plain.wall_ms,
+        accept_length=(None if machine.draft is None else timing.emitted / case.batch_size / steps),
+        simulated=machine.simulated,
     )

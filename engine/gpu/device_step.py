@@ -19,6 +19,7 @@ from ..kv_pool import KVPool, copy_pages
 from ..models import GpuModel
 from ..speculative.device_drafter import DeviceDrafter, DraftRows, Verdict
 from ..speculative.simulate import SimulatedAcceptance
+from ..speculative.target_features import run_target
 from .staging import StagingViews
 from .state import DeviceState
 
@@ -124,22 +125,13 @@ class DeviceStep:
         self._propose(staging, self.split_output(out, len(staging.slots), shape.width))
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
-        hidden, features = self._forward(batch)
+        hidden, features = run_target(self._model, batch, self._kv, self.drafter)
         if self.decides:
             logits, targets = self._target(hidden, batch, staging, shape)
         else:
             logits, targets = hidden.new_empty(0, 0), batch.positions.new_empty(0)
         path = self._accept(staging, shape, batch, targets, starts, out, features)
         return Choice(batch, logits, targets, path)
-
-    def _forward(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Segment F up to the head: hidden states [T, H], and the drafter's features [T, W]."""
-        layers = None if self.drafter is None else self.drafter.feature_layers
-        if layers is None:
-            hidden = self._model.forward(batch, self._kv)
-            return hidden, hidden.new_empty(len(hidden), 0)
-        hidden, streams = self._model.forward_capture(batch, self._kv, layers)
-        return hidden, torch.cat(streams, dim=1) if layers else hidden
 
     def _target(
         self, hidden: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape

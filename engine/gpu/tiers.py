@@ -2,7 +2,10 @@
 
 import itertools
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from ...engine_core.draft_config import SpecShape
 
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
@@ -19,6 +22,19 @@ class Tier(NamedTuple):
     width: int
     sampled: bool
     edits: bool = False
+
+
+def pass_sizes(tiers: Iterable[Tier], shape: SpecShape) -> set[int]:
+    """The numbers of tokens of a draft model's passes in steps of ``tiers``.
+
+    Over all that a step accepted, over a token a row, and over the first levels of trees.
+    """
+    sizes = set()
+    for tier in tiers:
+        sizes |= {tier.tokens, tier.rows}
+        if shape.topk > 1 and tier.width > 1:
+            sizes |= {tier.rows * shape.topk * level for level in range(1, shape.steps)}
+    return sizes
 
 
 def ladder(top: int) -> tuple[int, ...]:

@@ -14,7 +14,8 @@ from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..agreement import Ranks
 from ..kv_pool import KVPool
 from ..models import GpuModel
-from ..speculative.device_drafter import DrafterContext, LoadedDraft, load_device_drafter
+from ..models.draft_net import GpuDraftNet
+from ..speculative.device_drafter import LoadedDraft, make_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
@@ -22,7 +23,7 @@ from .marks import Mark, wait_unless
 from .packer import StepPacker
 from .state import DeviceState
 from .step_runner import GpuStepRunner, Launched
-from .tiers import Tiers
+from .tiers import Tiers, pass_sizes
 
 _TURNS = 3
 _STEP_TIMEOUT_S = 120.0  # of a step over several ranks
@@ -63,7 +64,7 @@ class GpuWorker:
         self._step = DeviceStep(model, kv, state, config.simulate_accept_length, ranks=ranks)
         if draft is not None:
             self._step.pools = (kv, draft.kv)
-        self._max_tokens = max_pages * kv.page_size
+        self._page_size = kv.page_size
         self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._runner = self._make_runner(1)
@@ -78,17 +79,10 @@ class GpuWorker:
 
     def prepare(self, config: CoreConfig) -> None:
         """Make the device's drafter and capture every decode-only step that the core may plan."""
-        if config.drafter is not None and config.drafter.on_device:
-            state = self._step.state
-            context = DrafterContext(
-                config.engine,
-                state.spare_slot + 1,
-                self._max_tokens,
-                self._device,
-                state.page_table,
-                self._draft,
-            )
-            self._step.drafter = load_device_drafter(config.drafter, context)
+        page_table = self._step.state.page_table
+        drafter = make_drafter(config, page_table, self._page_size, self._draft)
+        if drafter is not None:
+            self._step.drafter = drafter
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)
         self.set_verify_width(config.draft_width)
         self._runner.capture()
@@ -104,8 +98,10 @@ class GpuWorker:
 
         Chooses the matmuls of such steps, so all graphs are captured anew.
         """
-        tiers = Tiers(self._max_rows, width)
-        self._model.tune(tier.tokens for tier in tiers.all())
+        tiers = Tiers(self._max_rows, width).all()
+        self._model.tune(tier.tokens for tier in tiers)
+        if self._draft is not None and isinstance(self._draft.net, GpuDraftNet):
+            self._draft.net.tune(pass_sizes(tiers, self._draft.shape))
         self._runner = self._make_runner(width)
 
     def replay_seconds(self, rows: int, tokens: int, steps: int) -> float | None:

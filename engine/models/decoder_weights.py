@@ -1,6 +1,6 @@
 """The fused weights of a dense decoder and how they are read from a checkpoint."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -12,10 +12,9 @@ IGNORABLE = ("rotary_emb.inv_freq",)
 
 
 @dataclass(slots=True)
-class LayerWeights:
-    """One decoder layer; matrices are [out, in], in the checkpoint's dtype."""
+class LayerBody:
+    """One decoder layer behind its input norm; matrices [out, in] in the checkpoint's dtype."""
 
-    input_norm: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
@@ -30,8 +29,15 @@ class LayerWeights:
 
     def tensors(self) -> list[torch.Tensor]:
         """Those that exist, in field order."""
-        fields = [getattr(self, name) for name in self.__slots__]
-        return [field for field in fields if isinstance(field, torch.Tensor)]
+        values = [getattr(self, field.name) for field in fields(self)]
+        return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+@dataclass(slots=True)
+class LayerWeights(LayerBody):
+    """One decoder layer."""
+
+    input_norm: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -62,6 +68,15 @@ def read_head(source: TensorSource, config: ModelConfig) -> HeadWeights:
 
 def read_layer(source: TensorSource, config: ModelConfig, index: int) -> LayerWeights:
     """Layer ``index`` with q/k/v and gate/up concatenated."""
+    name = f"model.layers.{index}.input_layernorm.weight"
+    input_norm = source.take(name, (config.hidden_size,))
+    body = read_body(source, config, index, config.hidden_size)
+    parts = {field.name: getattr(body, field.name) for field in fields(body)}
+    return LayerWeights(**parts, input_norm=input_norm)
+
+
+def read_body(source: TensorSource, config: ModelConfig, index: int, width: int) -> LayerBody:
+    """Layer ``index`` without its input norm; attention takes in ``width`` elements."""
     prefix = f"model.layers.{index}."
     hidden, inner = config.hidden_size, config.intermediate_size
     q, kv, head = config.q_size, config.kv_size, config.head_dim
@@ -84,9 +99,8 @@ def read_layer(source: TensorSource, config: ModelConfig, index: int) -> LayerWe
 
     qkv_names = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
     gate_up_names = "mlp.gate_proj mlp.up_proj"
-    return LayerWeights(
-        input_norm=norm("input_layernorm", hidden),
-        qkv=matrix(qkv_names, (q, kv, kv), hidden),
+    return LayerBody(
+        qkv=matrix(qkv_names, (q, kv, kv), width),
         qkv_bias=bias(config.qkv_bias, qkv_names, (q, kv, kv)),
         q_norm=norm("self_attn.q_norm", head) if config.qk_norm else None,
         k_norm=norm("self_attn.k_norm", head) if config.qk_norm else None,

@@ -1,6 +1,7 @@
 """What the engine asks of a draft model's network."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -60,4 +61,13 @@ class DraftNet(Protocol):
 
     def logits(self, head_input: torch.Tensor) -> torch.Tensor:
         """Logits [N, Vd] of rows [N, H] of ``head_input``."""
+        ...
+
+
+@runtime_checkable
+class GpuDraftNet(DraftNet, Protocol):
+    """A net whose passes never wait for the device, so that they can be captured."""
+
+    def tune(self, rows: Iterable[int]) -> None:
+        """Choose the matmuls of passes of these numbers of tokens; see ``GpuModel.tune``."""
         ...

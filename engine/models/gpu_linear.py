@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from ...kernels.linear_config import MAX_ROWS, row_tier
 from ...kernels.linear_gpu import LinearConfig, linear, linear_silu_mul
@@ -73,14 +72,14 @@ class GpuLinear:
         *,
         bias: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [M, K] @ weight [N, K]^T + bias [N] + residual [M, N]: a new [M, N]."""
+        """x [M, K] @ weight [N, K]^T + bias [N] + residual [M, N]: ``out`` or a new [M, N]."""
         config = self._config(len(x), weight, "none" if residual is None else "residual")
-        if config is None and residual is None:
-            return F.linear(x, weight, bias)
         return linear(
-            x, weight, bias, residual, config=config, workspace=self._workspace, pdl=self._pdl
-        )
+            x, weight, bias, residual, config=config, out=out, workspace=self._workspace,
+            pdl=self._pdl,
+        )  # fmt: skip
 
     def linear_silu_mul(
         self, x: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None, block: int

@@ -31,8 +31,8 @@ class Model(Protocol):
 
     def forward_capture(
         self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """``forward``, and for each captured layer the residual stream [T, H] that enters it.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``forward``, and the streams entering A captured layers, side by side [T, A * H].
 
         Layer indices are 0..num_hidden_layers ascending; the last is the stream after all layers.
         """
@@ -49,6 +49,11 @@ class TargetModel(Model, Protocol):
     @property
     def embedding(self) -> torch.Tensor:
         """The embedding table [V, H], in the weights' own dtype."""
+        ...
+
+    @property
+    def output_head(self) -> torch.Tensor:
+        """The output head [V, H], in the weights' own dtype."""
         ...
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 
-from ...engine_core.config import EngineConfig
+from ...engine_core.config import CoreConfig, EngineConfig
 from ...engine_core.draft_config import SpecShape
 from ...engine_core.drafter_spec import DrafterSpec
 from ...engine_core.plan import SlotInit
@@ -114,6 +114,22 @@ class DeviceDrafter(Protocol):
 
 class _Make(Protocol):
     def __call__(self, context: DrafterContext) -> DeviceDrafter: ...
+
+
+def make_drafter(
+    config: CoreConfig, page_table: torch.Tensor, page_size: int, draft: LoadedDraft | None
+) -> DeviceDrafter | None:
+    """The drafter on the device that ``config`` asks for, over slots whose pages are ``page_table``
+    int32[slots, P]; None where it asks for none.
+    """
+    if config.drafter is None or not config.drafter.on_device:
+        return None
+    slots, pages = page_table.shape
+    device = page_table.device
+    return load_device_drafter(
+        config.drafter,
+        DrafterContext(config.engine, slots, pages * page_size, device, page_table, draft),
+    )
 
 
 def load_device_drafter(spec: DrafterSpec, context: DrafterContext) -> DeviceDrafter:

@@ -1,12 +1,11 @@
 """NGRAM on the device: drafts from each request's own text, which stays on the device."""
 
-import numpy as np
 import torch
 
-from ...engine_core.ids import i32
 from ...engine_core.plan import SlotInit
 from ...kernels.suffix_match_gpu import append_tokens, suffix_match
 from .device_drafter import DrafterContext, DraftRows, Verdict
+from .slot_texts import SlotTexts
 
 _LEAST = 1  # tokens of a match: drafts of a weak one cost no more than the padding they replace
 
@@ -19,7 +18,8 @@ class SuffixDrafter:
     """
 
     def __init__(self, slots: int, length: int, most: int, device: torch.device) -> None:
-        self.history = torch.zeros(slots, length, dtype=torch.int32, device=device)
+        self._texts = SlotTexts(slots, length, device)
+        self.history = self._texts.tokens
         self._most = most
 
     @property
@@ -28,13 +28,7 @@ class SuffixDrafter:
 
     def enter(self, init: SlotInit) -> None:
         """Copy the request's tokens to the device: the prompt, and output from before."""
-        tokens = np.concatenate((i32(init.prompt), i32(init.output)))
-        tokens = tokens[: self.history.shape[1]]
-        host = torch.from_numpy(tokens)
-        if self.history.is_cuda:
-            # The pinned copy is kept by torch's allocator until the stream has read it.
-            host = host.pin_memory()
-        self.history[init.slot, : len(tokens)].copy_(host, non_blocking=True)
+        self._texts.enter(init)
 
     def propose(self, rows: DraftRows) -> None:
         """Match every row that has a cap."""

@@ -23,7 +23,6 @@ from .measure import CoreCost, Speculation, Spread, Timing, core_cost, speculati
 from .prompts import BenchPrompt
 
 WARM_UP_PROMPTS = 2
-SPECULATION_FIELDS = ("speculative_algorithm", "speculative_num_draft_tokens")
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,9 @@
 """Engine flags that ``bench step`` has no use for, and why: field by field."""
 
 from ...engine_core.config import EngineConfig
+from ...engine_core.drafter_spec import find_drafter
+from ...engine_core.refusal import Refused
+from ..flags import UsageError
 
 _SIZES = (
     "max_total_tokens",
@@ -9,19 +12,29 @@ _SIZES = (
     "cuda_graph_max_bs",
 )
 _TEXT = ("skip_tokenizer_init", "tokenizer_path", "served_model_name", "stream_interval")
-_SPECULATION = tuple(
-    name
-    for name in EngineConfig.__struct_fields__
-    if name.startswith("speculative_") or name == "simulate_accept_length"
+_NGRAM = tuple(
+    name for name in EngineConfig.__struct_fields__ if name.startswith("speculative_ngram_")
 )
-# Without those of speculation, of which there are many.
-NOT_SPECULATION = {
+_RANDOM = "`bench step` verifies random drafts (--draft-lengths) where no model drafts"
+# Without those of NGRAM, of which there are many.
+NOT_NGRAM = {
     **dict.fromkeys(_SIZES, "`bench step` sets it by itself, from the batch sizes; leave it out"),
     **dict.fromkeys(_TEXT, "`bench step` runs on token ids and answers nobody; leave it out"),
+    "speculative_length_policy": "`bench step` drafts in every step; leave it out",
 }
-ABSENT = {
-    **NOT_SPECULATION,
-    **dict.fromkeys(
-        _SPECULATION, "`bench step` verifies random drafts (--draft-lengths); leave it out"
-    ),
-}
+ABSENT = {**NOT_NGRAM, **dict.fromkeys(_NGRAM, f"{_RANDOM}; leave it out")}
+
+
+def check_rounds(config: EngineConfig, draft_lengths: list[int] | None) -> None:
+    """Speculation is that of a draft model, and takes no other drafts. Raises UsageError."""
+    if config.speculative_algorithm is None:
+        return
+    spec = find_drafter(config.speculative_algorithm)
+    if isinstance(spec, Refused) or not spec.has_model:
+        raise UsageError(
+            f"speculative_algorithm: {_RANDOM}; name one with a draft model, or leave it out"
+        )
+    if draft_lengths is not None:
+        raise UsageError(
+            "--draft-lengths: a draft model drafts --speculative-num-steps tokens; leave one out"
+        )

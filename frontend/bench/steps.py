@@ -63,6 +63,27 @@ def bench_steps(spec: StepBenchSpec) -> StepBenchReport:
     return answer.report
 
 
+def bench_rounds(spec: StepBenchSpec) -> StepBenchReport:
+    """Measure rounds of a draft model in a child process, and then plain steps in another, so that
+    both engines have the device to themselves.
+
+    The report is that of the rounds, with the plain rows before them. Raises as ``bench_steps``.
+    """
+    report = bench_steps(spec)
+    if not spec.contexts:
+        return report
+    config = spec.config.without_speculation()
+    plain = bench_steps(msgspec.structs.replace(spec, config=config, prefill_lengths=()))
+    walls = {(row.batch_size, row.context): row.wall_ms for row in plain.rows}
+    rounds = [
+        msgspec.structs.replace(
+            row, verify_over_plain=row.wall_ms / walls[row.batch_size, row.context]
+        )
+        for row in report.rows
+    ]
+    return msgspec.structs.replace(report, rows=plain.rows + rounds)
+
+
 def steps_table(report: StepBenchReport) -> str:
     """The rates, a line a row with times in milliseconds, and the device's memory."""
     lines = [
@@ -73,6 +94,7 @@ def steps_table(report: StepBenchReport) -> str:
     if report.rows:
         lines.append(_HEADER)
     lines += [_line(row) for row in report.rows]
+    lines += [_round_line(row) for row in report.rows if row.mode == "round"]
     if report.prefills:
         lines.append(_PREFILL_HEADER)
     lines += [_prefill_line(row) for row in report.prefills]
@@ -88,6 +110,15 @@ def _line(row: StepRow) -> str:
         f"{_optional(row.gap_ms):>8}{row.floor_ms:>9.3f}{row.ratio:>7.2f}"
         f"{_optional(row.replay_share):>9}{_optional(row.share_of_bare):>9}"
         f"{_optional(row.verify_over_plain):>9}"
+    )
+
+
+def _round_line(row: StepRow) -> str:
+    mark = ", simulated: it says nothing of the models" if row.simulated else ""
+    return (
+        f"round of batch {row.batch_size} at {row.mean_context:.0f} tokens: "
+        f"{row.wall_ms:.3f} ms, {row.ratio:.2f} of its floor, {row.tokens_per_s:.0f} tokens/s at "
+        f"accept length {row.accept_length:.2f}{mark}"
     )
 
 

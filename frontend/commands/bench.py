@@ -9,7 +9,7 @@ import sys
 import msgspec
 
 from ...engine_core.drafter_spec import MAX_DRAFT_TOKENS
-from ..bench.step_flags import ABSENT
+from ..bench.step_flags import ABSENT, check_rounds
 from ..flags import (
     UsageError,
     add_engine_flags,
@@ -197,7 +197,10 @@ def _step(args: list[str]) -> int:
         usage="outrider bench step --model MODEL [--batch-size N ...] [--context N ...] "
         "[--draft-lengths N ...] [--prefill-lengths N ...] [--steps N] [--json FILE] [flags]",
         description="Time decode steps through the engine's loop, and verify steps through its "
-        "worker, beside the floor: bytes and operations at rates measured in the same run. "
+        "worker, beside the floor: bytes and operations at rates measured in the same run. With a "
+        "draft model (--speculative-algorithm EAGLE3, ...) its rounds are timed instead, beside "
+        "the plain step of an engine without it; --simulate-accept-length forces how much of "
+        "random weights' drafts is accepted. "
         "Prefill of whole prompts is timed beside the matmul rate, alone unless --context or "
         "--draft-lengths is given too.",
         allow_abbrev=False,
@@ -228,15 +231,17 @@ def _step(args: list[str]) -> int:
     add_engine_flags(parser, ABSENT)
     namespace = parser.parse_args(args)
     config = resolve_engine(namespace, ABSENT)
+    check_rounds(config, namespace.draft_lengths)
     target = JsonFile("--json", namespace.json)
 
     from ...engine_core.step_bench import StepBenchSpec
-    from ..bench.steps import bench_steps, steps_table
+    from ..bench.steps import bench_rounds, bench_steps, steps_table
 
     contexts, drafts = namespace.context or [512], namespace.draft_lengths or [0]
     if namespace.prefill_lengths and namespace.context is namespace.draft_lengths is None:
         contexts = []
-    report = bench_steps(
+    measure = bench_steps if config.speculative_algorithm is None else bench_rounds
+    report = measure(
         StepBenchSpec(
             config=config,
             batch_sizes=tuple(dict.fromkeys(namespace.batch_size)),

@@ -3,16 +3,19 @@
 import argparse
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
-from ...engine_core.config import EngineConfig
+from ...engine_core.config import EngineConfig, served_context
 from ...engine_core.device_config import Device, place
+from ...engine_core.draft_source import DraftSource, find_draft
 from ...engine_core.host_memory import free_memory
 from ...engine_core.memory_plan import GIB, MemoryPlan, memory_parts, plan_memory
-from ...engine_core.model_config import ModelConfigError, load_model_config
+from ...engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
 from ...engine_core.model_path import ModelNotFound, resolve_model
 from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.safetensors_header import HeaderError, tensor_dtypes
+from ...engine_core.spec_shape import corrected
 from ..flags import UsageError, add_engine_flags, resolve_engine
 from ..json_file import JsonFile
 
@@ -79,11 +82,14 @@ def make_plan(
         stored = {} if config.load_format == "dummy" else _stored_types(folder)
     except (ModelNotFound, ModelConfigError, HeaderError) as error:
         raise RefusedError(Refused("model", str(error).removeprefix("model: "))) from None
+    draft = _draft(config, model)
+    if draft is not None:
+        config = config.with_shape(draft.shape)
     device, free = _device(config, gpu_memory, memory)
     placement = place(config, device == "cuda", model.torch_dtype)
     if isinstance(placement, Refused):
         raise RefusedError(placement)
-    plan = plan_memory(config, model, stored, placement, free)
+    plan = plan_memory(config, model, stored, placement, free, draft)
     if isinstance(plan, Refused):
         raise RefusedError(plan)
     return plan
@@ -121,19 +127,39 @@ def plan_table(plan: MemoryPlan) -> str:
         lines.append(f"of {plan.tp_size} ranks, what rank 0 takes of its memory:")
     lines += [f"{name:<26}{size / GIB:>10.3f} GiB{note}" for name, size, note in rows]
     lines.append(f"{'KV a token':<26}{plan.kv_bytes_per_token:>10,} bytes")
+    if plan.draft_kv_bytes_per_token:
+        lines.append(f"{'draft KV a token':<26}{plan.draft_kv_bytes_per_token:>10,} bytes")
     return "\n".join(lines)
+
+
+def _draft(config: EngineConfig, target: ModelConfig) -> DraftSource | None:
+    """The draft model beside ``target``. Raises RefusedError."""
+    context = served_context(config, target.context_length)
+    draft = context if isinstance(context, Refused) else find_draft(config, target, context)
+    if isinstance(draft, Refused):
+        raise RefusedError(draft)
+    if draft is not None and draft.load_format != "dummy" and not draft.stored:
+        reason = _no_tensors(draft.folder, "--speculative-draft-load-format")
+        raise RefusedError(Refused("speculative_draft_model_path", reason))
+    note = None if draft is None else corrected(config, draft.shape)
+    if note is not None:
+        print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
+    return draft
 
 
 def _stored_types(folder: Path) -> dict[str, str]:
     """Raises HeaderError, also for a folder without a checkpoint, which cannot be started."""
     stored = tensor_dtypes(folder)
     if not stored:
-        raise HeaderError(
-            f"{folder}: no tensors in model.safetensors, nor by model.safetensors.index.json; only "
-            "safetensors checkpoints are supported; use --load-format dummy to plan on config.json "
-            "alone"
-        )
+        raise HeaderError(_no_tensors(folder, "--load-format"))
     return stored
+
+
+def _no_tensors(folder: Path, flag: str) -> str:
+    return (
+        f"{folder}: no tensors in model.safetensors, nor by model.safetensors.index.json; only "
+        f"safetensors checkpoints are supported; use {flag} dummy to plan on config.json alone"
+    )
 
 
 def _device(config: EngineConfig, gpu: int | None, memory: int | None) -> tuple[Device, int]:

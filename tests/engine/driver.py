@@ -52,7 +52,7 @@ class BigramModel:
 
     def forward_capture(
         self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("no drafter reads hidden states here")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

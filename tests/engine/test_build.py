@@ -50,7 +50,7 @@ def test_the_pool_is_sized_by_need_without_a_wish(folder: Path) -> None:
         ({"context_length": 513}, "context_length", "exceeds the model's 512"),
         ({"mem_fraction_static": 1e-9}, "mem_fraction_static", "leaves no room"),
         ({"max_total_tokens": 2**40}, "max_total_tokens", "do not fit"),
-        ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm", "not built yet"),
+        ({"speculative_algorithm": "NEXTN"}, "speculative_algorithm", "not built yet"),
         ({"tokenizer_path": "BROKEN"}, "tokenizer_path", "is not a tokenizer.json"),
     ],
 )

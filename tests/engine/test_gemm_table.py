@@ -8,6 +8,7 @@ import pytest
 from triton.runtime.errors import OutOfResources
 
 from outrider.engine.gemm_table import (
+    CUBLAS_MARGIN,
     Choices,
     CublasChoice,
     GemmKey,
@@ -69,6 +70,25 @@ def test_a_faster_cublas_wins_and_is_not_measured_again(tmp_path: Path) -> None:
     assert clock.calls == []
     assert table.entries()[0].choice == CublasChoice()
     assert table.config(6144, 4096, 8, "bfloat16") is None
+
+
+@pytest.mark.parametrize(("ahead", "wins"), [(0.029, False), (0.031, True)])
+def test_cublas_wins_by_a_margin_only(tmp_path: Path, ahead: float, wins: bool) -> None:
+    configs = listed(QKV)
+    fastest = (12 - len(configs) + 1) * 1e-6
+    table = GemmTable(MACHINE, tmp_path)
+    table.fill([QKV], listed, Clock(cublas=fastest * (1 - ahead)))
+    assert CUBLAS_MARGIN == 0.03
+    assert table.config(6144, 4096, 8, "bfloat16") == (None if wins else configs[-1])
+    (entry,) = table.entries()
+    assert entry.microseconds == pytest.approx(fastest * 1e6 * (1 - ahead * wins), abs=1e-3)
+    assert entry.cublas_microseconds == pytest.approx(fastest * 1e6 * (1 - ahead), abs=1e-3)
+
+
+def test_cublas_stays_where_nothing_else_runs(tmp_path: Path) -> None:
+    table = GemmTable(MACHINE, tmp_path)
+    table.fill([QKV], lambda _: [], Clock())
+    assert table.entries()[0].choice == CublasChoice()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +155,7 @@ def written(directory: Path) -> tuple[Path, bytes]:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (b'"version": 2', b'"version": 1', "version 1, not 2"),
+        (b'"version": 3', b'"version": 2', "version 2, not 3"),
         (b"NVIDIA H200", b"NVIDIA H100", "measured on"),
         (b'"kind": "triton"', b'"kind": "cutlass"', "cutlass"),
         (b'"warps": 4', b'"warps": "4"', "Expected `int`"),

@@ -121,12 +121,13 @@ def test_captured_streams_match_transformers(loaded: Loaded) -> None:
     hidden = hidden.clone()
     with torch.inference_mode():
         output = loaded.reference(torch.tensor([tokens]), output_hidden_states=True)
-    close(captured[0], output.hidden_states[0][0])
-    close(captured[1], output.hidden_states[2][0])
+    close(captured, torch.cat([output.hidden_states[0][0], output.hidden_states[2][0]], dim=1))
     close(hidden, output.hidden_states[3][0])
     assert torch.equal(hidden, loaded.model.forward(batch, session.kv))
     _, last = loaded.model.forward_capture(batch, session.kv, (3,))
-    assert last[0].shape == hidden.shape
+    assert last.shape == hidden.shape
+    _, none = loaded.model.forward_capture(batch, session.kv, ())
+    assert none.shape == (len(tokens), 0)
 
 
 def test_weight_bytes_and_dtype(loaded: Loaded) -> None:

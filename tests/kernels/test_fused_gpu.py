@@ -94,9 +94,17 @@ def test_norms_match_float64(
     padding = stream.as_strided((rows, 8), stream.stride(), stream.storage_offset() + width)
     assert padding.isnan().all()
 
-    same = add_rms_norm_torch.add_rms_norm(x, residual, weight, EPS, gemma=gemma)
-    assert torch.equal(residual, total)
+    same = add_rms_norm_torch.add_rms_norm(x, residual.clone(), weight, EPS, gemma=gemma)
     assert_near(same, normed(total, weight, gemma))
+
+    before, places = residual.clone(), [padded(torch.full_like(x, math.nan)) for _ in range(2)]
+    aside = add_rms_norm(x, residual, weight, EPS, gemma=gemma, total=places[0], pdl=pdl)
+    assert torch.equal(aside, actual)
+    same = add_rms_norm_torch.add_rms_norm(x, residual, weight, EPS, gemma=gemma, total=places[1])
+    assert_near(same, normed(total, weight, gemma))
+    assert torch.equal(residual, before)
+    assert torch.equal(places[0], stream)
+    assert torch.equal(places[1], total)
 
 
 def test_norm_keeps_leading_dimensions_and_rounds_like_the_reference() -> None:
@@ -107,11 +115,22 @@ def test_norm_keeps_leading_dimensions_and_rounds_like_the_reference() -> None:
     assert_near(actual, expected)
 
 
+@pytest.mark.parametrize(("rows", "width"), [(1, 15), (2, 16), (3, 17)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_of_a_row_have_norms_of_their_own(rows: int, width: int, dtype: torch.dtype) -> None:
+    x, weight = randn(rows, 3, width, dtype=dtype), randn(3, width, dtype=dtype, seed=1)
+    expected = torch.stack([normed(x[:, i], weight[i], False) for i in range(3)], dim=1)
+    assert_near(rms_norm(x, weight, EPS), expected)
+    assert_near(rms_norm_torch.rms_norm(x, weight, EPS), expected)
+    with pytest.raises(ValueError, match="not contiguous rows"):
+        rms_norm(x[:, :2], weight, EPS)
+
+
 def test_norms_refuse_other_shapes() -> None:
     x, weight = randn(2, 8), randn(8)
-    with pytest.raises(ValueError, match="not contiguous rows of 8"):
+    with pytest.raises(ValueError, match=r"not contiguous rows of \(8,\)"):
         rms_norm(randn(2, 9), weight, EPS)
-    with pytest.raises(ValueError, match="not contiguous rows of 8"):
+    with pytest.raises(ValueError, match=r"not contiguous rows of \(8,\)"):
         rms_norm(randn(8, 8).t(), weight, EPS)
     with pytest.raises(ValueError, match=r"\(3, 8\) is not 2 contiguous rows of 8"):
         add_rms_norm(x, randn(3, 8), weight, EPS)
@@ -285,10 +304,15 @@ def test_embedding_rows(width: int, dtype: torch.dtype, pdl: bool) -> None:
     expected = table[torch.tensor([3, 6, 0, 0, 0, 0, 0, 0], device=DEVICE)]
     assert torch.equal(embed(ids, padded(table), pdl=pdl), expected)
     assert torch.equal(embedding_torch.embed(ids, table), expected)
+    out = padded(torch.full_like(expected, math.nan))
+    assert embed(ids, table, out=out, pdl=pdl) is out
+    assert torch.equal(out, expected)
     assert embed(ids[:0], table).shape == (0, width)
 
 
-def test_embedding_refuses_an_empty_table() -> None:
+def test_embedding_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"out \(1, 4\) is not 2 contiguous rows of 4"):
+        embed(torch.zeros(2, dtype=torch.int64, device=DEVICE), randn(3, 4), out=randn(1, 4))
     with pytest.raises(ValueError, match="no contiguous ids and rows"):
         embed(torch.zeros(1, dtype=torch.int64, device=DEVICE), randn(0, 4))
     with pytest.raises(ValueError, match="no contiguous ids and rows"):

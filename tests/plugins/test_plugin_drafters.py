@@ -93,7 +93,7 @@ def test_a_plug_in_is_found_by_any_case_and_listed() -> None:
         assert refuse_config(config_of(name)) is None
     unknown = find_drafter("REPEATS")
     assert isinstance(unknown, Refused)
-    assert unknown.reason.endswith("choose one of NGRAM, REPEAT")
+    assert unknown.reason.endswith("choose one of EAGLE, EAGLE3, NGRAM, REPEAT, STANDALONE")
     found = find_drafter("REPEAT")
     assert isinstance(found, DrafterSpec)
     assert config_of("repeat").num_draft_tokens(found) == 6
@@ -103,7 +103,7 @@ def test_a_plug_in_is_found_by_any_case_and_listed() -> None:
 def test_without_the_package_the_name_is_unknown() -> None:
     unknown = find_drafter("REPEAT")
     assert isinstance(unknown, Refused)
-    assert "unknown 'REPEAT'; choose one of NGRAM" in unknown.reason
+    assert "unknown 'REPEAT'; choose one of EAGLE, EAGLE3, NGRAM, STANDALONE" in unknown.reason
 
 
 @pytest.mark.usefixtures("plugin")

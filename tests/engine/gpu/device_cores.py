@@ -10,8 +10,11 @@ from outrider.engine.forward_batch import ForwardBatch
 from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import GpuModel
+from outrider.engine.models.draft_net import DraftNet
+from outrider.engine.speculative.device_drafter import LoadedDraft
 from outrider.engine_core.assembly import Assembly, assemble
 from outrider.engine_core.config import EngineConfig, resolve_config
+from outrider.engine_core.draft_config import SpecShape
 from outrider.engine_core.model_config import ModelConfig
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.step_times import StepTimes
@@ -58,7 +61,7 @@ class KvModel:
 
     def forward_capture(
         self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("no drafter reads hidden states here")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -80,9 +83,13 @@ def device_core(
     pool_tokens: int = 640,
     trace: TraceWriter | None = None,
     ranks: Ranks | None = None,
+    draft: tuple[DraftNet, SpecShape] | None = None,
     **flags: object,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
-    """An assembled core on a GpuWorker; the step times say that drafts are cheap."""
+    """An assembled core on a GpuWorker; the step times say that drafts are cheap.
+
+    ``draft``: the draft model of the flags' algorithm, and how it drafts.
+    """
     fields: dict[str, object] = {
         "max_running_requests": SLOTS // 2,
         "speculative_length_policy": "fixed" if "speculative_algorithm" in flags else "auto",
@@ -105,7 +112,14 @@ def device_core(
         dtype="float32",
     )
     pages = -(-(CONTEXT + SPARE_TOKENS) // page_size)
-    worker = GpuWorker(info, config, model, kv, pages, ranks)
+    loaded: LoadedDraft | None = None
+    if draft is not None:
+        net, shape = draft
+        drafts = KVPool(kv.num_pages, page_size, net.config.model, net.dtype, DEVICE)
+        # Rows that do not draft read what was never written: no NaN, which the interpreter refuses.
+        drafts.data.fill_(100.0)
+        loaded = LoadedDraft(net, drafts, shape)
+    worker = GpuWorker(info, config, model, kv, pages, ranks, loaded)
     resolved = resolve_config(config, info)
     assert not isinstance(resolved, Refused), str(resolved)
     worker.prepare(resolved)

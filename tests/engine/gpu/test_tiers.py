@@ -2,7 +2,8 @@
 
 import pytest
 
-from outrider.engine.gpu.tiers import Tiers, ladder
+from outrider.engine.gpu.tiers import Tier, Tiers, ladder, pass_sizes
+from outrider.engine_core.draft_config import SpecShape
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 12), (48, 12), (64, 8), (70, 3), (130, 1)])
@@ -31,3 +32,10 @@ def test_the_ladder_ends_with_the_top() -> None:
         sizes = ladder(top)
         assert sizes[-1] == top
         assert list(sizes) == sorted(set(sizes))
+
+
+def test_a_draft_model_runs_a_token_a_row_what_was_accepted_and_levels_of_trees() -> None:
+    tiers = [Tier(8, 32, 4, False), Tier(2, 2, 1, False)]
+    assert pass_sizes(tiers, SpecShape(3, 1, 4)) == {2, 8, 32}
+    assert pass_sizes(tiers, SpecShape(4, 3, 4)) == {2, 8, 32, 24, 48, 72}
+    assert pass_sizes([], SpecShape(3, 1, 4)) == set()

@@ -1,0 +1,200 @@
+"""EAGLE's and EAGLE3's networks on native CPU kernels, in float32."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...engine_core.draft_config import DraftConfig
+from ...kernels.decoder_cpu import Arena, CpuDraft, PackedMatrix, linear, rms_norm
+from ..forward_batch import ForwardBatch
+from ..kv_pool import KVPool
+from ..rotary import RotaryTable
+from .cpu_arrays import (
+    Rows,
+    array_of,
+    bits,
+    body_bytes,
+    floats,
+    item_bytes,
+    pack,
+    pack_body,
+    packed_bytes,
+)
+from .draft_net import DraftHidden
+from .draft_weights import DraftLayer, DraftWeights
+from .model import TargetModel
+
+
+class NativeDraft:
+    """As `torch_draft.TorchDraft`, a pass being one native call.
+
+    bfloat16 weights stay bfloat16 in memory. Results are bit-identical for every batch shape. A
+    result's memory is its own only until the next call of the same method; ``forward`` may take
+    its own last answer.
+    """
+
+    def __init__(
+        self,
+        weights: DraftWeights,
+        config: DraftConfig,
+        target: TargetModel,
+        portable: bool = False,
+    ) -> None:
+        model = config.model
+        self._config = config
+        self._target = target
+        self._portable = portable
+        self._token_ids = weights.token_ids
+        if config.hot_tokens and weights.token_ids is not None:
+            weights.head = target.output_head[weights.token_ids]
+        self._rotary = RotaryTable(
+            model.rope, model.head_dim, model.context_length, torch.device("cpu")
+        )
+        self._layers = CpuDraft(
+            hidden_size=model.hidden_size,
+            intermediate_size=model.intermediate_size,
+            num_heads=model.num_attention_heads,
+            num_kv_heads=model.num_key_value_heads,
+            head_dim=model.head_dim,
+            num_layers=model.num_hidden_layers,
+            eps=model.rms_norm_eps,
+            portable=portable,
+        )
+        self._arena = Arena(_arena_bytes(weights, config))
+        self._weight_bytes = 0
+        for index, layer in enumerate(weights.layers):
+            self._install(index, layer)
+        self._fc = self._packed(weights.fc, weights.fc_bias)
+        self._head = self._packed(weights.head, None)
+        embed = bits(target.embedding if weights.embed is None else weights.embed)
+        self._weight_bytes += 0 if weights.embed is None else embed.nbytes
+        is_eagle = config.algorithm == "EAGLE"
+        final_norm = floats(weights.final_norm)
+        self._layers.set_ends(
+            embed=embed, fuse=self._fc if is_eagle else None, final_norm=final_norm
+        )
+        self._fc_input_norm = floats(weights.fc_input_norm)
+        self._chunk_norms = [array_of(norm) for norm in weights.chunk_norms]
+        self._has_norm = final_norm is not None
+        self._recurrent, self._normed = Rows(model.hidden_size), Rows(model.hidden_size)
+        self._fused, self._logits = Rows(model.hidden_size), Rows(config.draft_vocab_size)
+
+    @property
+    def config(self) -> DraftConfig:
+        """What it is."""
+        return self._config
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its own weights in memory."""
+        return self._weight_bytes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Computation dtype."""
+        return torch.float32
+
+    @property
+    def token_ids(self) -> torch.Tensor | None:
+        """int64[Vd]: the target's id of each draft id."""
+        return self._token_ids
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """Hidden states [T, H] of the target's features [T, W]; EAGLE takes them as they are."""
+        if self._config.algorithm == "EAGLE" or self._fc is None or not len(features):
+            return features
+        x = self._normed_features(features.contiguous().numpy())
+        out = self._fused.take(len(x))
+        linear(x, self._fc, out.numpy(), portable=self._portable)
+        return out
+
+    def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None, kv: KVPool) -> DraftHidden:
+        """One pass of ``batch`` with ``hidden`` [T, H]."""
+        if hidden is None:
+            raise ValueError("hidden: this draft needs the target's features or its own states")
+        positions = batch.positions.numpy()
+        rotary, tokens = self._rotary, positions.shape[0]
+        rotary.reserve(int(positions.max()) + 1)
+        normed = self._normed.take(tokens) if self._has_norm else None
+        feeds_stream = normed is None or not self._config.norm_output
+        recurrent = self._recurrent.take(tokens) if feeds_stream else None
+        self._layers.forward(
+            batch.input_ids.numpy(),
+            positions,
+            batch.kv_slots.numpy(),
+            batch.cu_q.numpy(),
+            batch.kv_lens.numpy(),
+            batch.page_table.numpy(),
+            batch.tree_bits.numpy(),
+            batch.is_tree.numpy(),
+            kv.data.numpy(),
+            kv.page_size,
+            rotary.cos.numpy(),
+            rotary.sin.numpy(),
+            hidden.numpy(),
+            None if recurrent is None else recurrent.numpy(),
+            None if normed is None else normed.numpy(),
+        )
+        if normed is None:
+            assert recurrent is not None
+            return DraftHidden(recurrent, recurrent)
+        return DraftHidden(normed if recurrent is None else recurrent, normed)
+
+    def logits(self, head_input: torch.Tensor) -> torch.Tensor:
+        """float32[N, Vd] logits of rows [N, H]."""
+        if self._head is None:
+            return self._target.logits(head_input)
+        out = self._logits.take(head_input.shape[0])
+        linear(head_input.numpy(), self._head, out.numpy(), portable=self._portable)
+        return out
+
+    def _normed_features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        eps = self._config.model.rms_norm_eps
+        if self._fc_input_norm is not None:
+            source, x = x, np.empty_like(x)
+            rms_norm(source, self._fc_input_norm, eps, x, portable=self._portable)
+        if not self._chunk_norms:
+            return x
+        parts = [part.copy() for part in np.split(x, len(self._chunk_norms), axis=1)]
+        for part, norm in zip(parts, self._chunk_norms, strict=True):
+            rms_norm(part, norm, eps, part, portable=self._portable)
+        return np.concatenate(parts, axis=1)
+
+    def _install(self, index: int, layer: DraftLayer) -> None:
+        body = layer.body
+        packed = pack_body(body, self._arena)
+        self._layers.set_layer(
+            index,
+            input_norm=floats(layer.norm),
+            embed_norm=floats(layer.embed_norm),
+            norm_residual=self._config.norm_before_residual,
+            qkv=packed.qkv,
+            q_norm=floats(body.q_norm),
+            k_norm=floats(body.k_norm),
+            o=packed.o,
+            post_norm=array_of(body.post_norm),
+            gate_up=packed.gate_up,
+            down=packed.down,
+            window=self._config.model.sliding_windows[index],
+        )
+        self._weight_bytes += packed.nbytes
+
+    def _packed(
+        self, weight: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> PackedMatrix | None:
+        if weight is None:
+            return None
+        matrix = pack(weight, bias, self._arena)
+        self._weight_bytes += matrix.nbytes
+        return matrix
+
+
+def _arena_bytes(weights: DraftWeights, config: DraftConfig) -> int:
+    """Bytes of all packed matrices."""
+    total = 0
+    for layer in weights.layers:
+        total += body_bytes(config.model, layer.body.qkv.shape[1], item_bytes(layer.body.qkv))
+    for matrix in (weights.fc, weights.head):
+        if matrix is not None:
+            total += packed_bytes(matrix.shape[0], matrix.shape[1], item_bytes(matrix))
+    return total

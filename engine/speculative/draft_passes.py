@@ -1,0 +1,184 @@
+"""A draft model's forward passes: over the tokens it drafts, and over what a step accepted."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from ..forward_batch import ForwardBatch, RowGroup
+from ..models.draft_net import DraftHidden
+from .device_drafter import DraftRows, LoadedDraft, Verdict
+from .draft_ops import DraftOps
+
+
+class Extension(NamedTuple):
+    """The rows of a step as the chains they accepted, T entries (see ``extend_inputs``).
+
+    ``batch`` has the target's ids at their accepted places only where ``sources`` are read; its
+    ``logits_index`` int64[R] is every row's newest entry. ``next_ids``, ``sources`` int64[T].
+    """
+
+    batch: ForwardBatch
+    next_ids: torch.Tensor
+    sources: torch.Tensor
+
+
+class DraftPasses:
+    """Runs a draft model over the slots' pages (``page_table`` int32[S, P])."""
+
+    def __init__(self, draft: LoadedDraft, page_table: torch.Tensor, ops: DraftOps) -> None:
+        self.net = draft.net
+        self.ops = ops
+        self._kv = draft.kv
+        self._page_table = page_table
+        self._shapes: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+
+    def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None) -> DraftHidden:
+        """The net over ``batch``."""
+        return self.net.forward(batch, hidden, self._kv)
+
+    def candidates(
+        self, head_input: torch.Tensor, count: int, with_probs: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Best tokens int64[N, count] of N rows and, if asked for, their float32 probabilities."""
+        shape, device = (len(head_input), count), head_input.device
+        tokens = torch.empty(shape, dtype=torch.int64, device=device)
+        probs = torch.empty(shape, dtype=torch.float32, device=device) if with_probs else None
+        logits = self.net.logits(head_input)
+        self.ops.top_candidates(logits, self.net.token_ids, tokens=tokens, probs=probs)
+        return tokens, probs
+
+    def chain(
+        self, rows: DraftRows, ids: torch.Tensor, hidden: torch.Tensor | None, drafts: torch.Tensor
+    ) -> None:
+        """Continue R rows by one token a pass; pass i runs at seq_lens[slot] + i.
+
+        ``ids`` int64[R] and ``hidden`` [R, H]: what the first pass takes in. ``drafts`` int64[N,
+        R]: out, what each of N passes proposes.
+        """
+        for i, batch in enumerate(self._chain_batches(rows, len(drafts))):
+            batch.input_ids = ids
+            out = self.forward(batch, hidden)
+            ids, hidden = drafts[i], out.recurrent
+            logits = self.net.logits(out.head_input)
+            self.ops.top_candidates(logits, self.net.token_ids, tokens=ids[:, None], probs=None)
+
+    def step(self, rows: DraftRows, ids: torch.Tensor) -> DraftHidden:
+        """One pass over R rows of one token each, ``ids`` int64[R], at the slots' lengths."""
+        (batch,) = self._chain_batches(rows, 1)
+        batch.input_ids = ids
+        return self.forward(batch, None)
+
+    def tree(
+        self,
+        rows: DraftRows,
+        ids: torch.Tensor,
+        bits: torch.Tensor,
+        hidden: torch.Tensor | None,
+        width: int,
+        ahead: int,
+    ) -> DraftHidden:
+        """One pass over R rows of C nodes, from seq_lens[slot] + ``ahead`` on.
+
+        ``ids``, ``bits`` int64[R, C]: tokens and ancestor sets, ``width`` nodes a level; ``hidden``
+        [R, C, H].
+        """
+        positions, kv_slots = torch.empty(2, *ids.shape, dtype=torch.int64, device=ids.device)
+        kv_lens = torch.empty(len(ids), dtype=torch.int32, device=ids.device)
+        self.ops.tree_layout(
+            rows.slots, rows.caps, rows.seq_lens, self._page_table, self._kv.page_size,
+            width, ahead, positions=positions, kv_slots=kv_slots, kv_lens=kv_lens,
+        )  # fmt: skip
+        batch = self._batch(
+            rows.slots, ids.flatten().contiguous(), positions.flatten(), kv_slots.flatten(),
+            kv_lens, kv_lens, ids.shape[1],
+        )  # fmt: skip
+        batch.tree_bits = bits.flatten().contiguous()
+        batch.is_tree = torch.ones_like(batch.is_tree)
+        return self.forward(batch, None if hidden is None else hidden.flatten(0, 1).contiguous())
+
+    def extend(self, verdict: Verdict, prompts: torch.Tensor | None) -> Extension:
+        """What R rows accepted, as plain rows over the places that the target's had."""
+        batch = verdict.batch
+        next_ids, sources, positions = torch.empty(
+            3, len(batch.input_ids), dtype=torch.int64, device=batch.input_ids.device
+        ).unbind()
+        select = torch.empty(len(verdict.slots), dtype=torch.int64, device=sources.device)
+        self.ops.extend_inputs(
+            verdict.slots, verdict.kinds, verdict.starts, batch.cu_q, verdict.accept_lens,
+            verdict.tokens, verdict.path, batch.input_ids, prompts,
+            next_ids=next_ids, sources=sources, positions=positions, select=select,
+        )  # fmt: skip
+        extended = replace(
+            batch,
+            positions=positions,
+            is_tree=self._shape(len(verdict.slots), 1)[2],
+            logits_index=select,
+        )
+        if batch.slots is not None and not sources.is_cuda:
+            extended.page_table, extended.slots = batch.page_table[batch.slots.long()], None
+        return Extension(extended, next_ids, sources)
+
+    def _chain_batches(self, rows: DraftRows, passes: int) -> list[ForwardBatch]:
+        """Passes over R rows of one token each (ids to come), one place on every time."""
+        if not passes:
+            return []
+        shape, device = (passes, len(rows.slots)), self._page_table.device
+        positions, kv_slots = torch.empty(2, *shape, dtype=torch.int64, device=device).unbind()
+        kv_lens = torch.empty(shape, dtype=torch.int32, device=device)
+        self.ops.chain_layout(
+            rows.slots, rows.caps, rows.seq_lens, self._page_table, self._kv.page_size,
+            positions=positions, kv_slots=kv_slots, kv_lens=kv_lens,
+        )  # fmt: skip
+        longest = kv_lens[-1]
+        return [
+            self._batch(rows.slots, positions[i], positions[i], kv_slots[i], kv_lens[i], longest, 1)
+            for i in range(passes)
+        ]
+
+    def _batch(
+        self,
+        slots: torch.Tensor,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_slots: torch.Tensor,
+        kv_lens: torch.Tensor,
+        longest: torch.Tensor,
+        width: int,
+    ) -> ForwardBatch:
+        """R plain rows of ``width`` tokens; no length is above ``longest``."""
+        rows = len(slots)
+        cu_q, zeros, is_tree, index = self._shape(rows, width)
+        table: torch.Tensor = self._page_table
+        of_rows: torch.Tensor | None = slots
+        if not table.is_cuda:
+            # Models on a CPU take the rows' own pages, as many as the longest row needs.
+            pages = -(-int(longest.max()) // self._kv.page_size)
+            table, of_rows = table[slots.long(), :pages], None
+        return ForwardBatch(
+            input_ids=ids,
+            positions=positions,
+            kv_slots=kv_slots,
+            cu_q=cu_q,
+            kv_lens=kv_lens,
+            page_table=table,
+            tree_bits=zeros,
+            is_tree=is_tree,
+            logits_index=index,
+            slots=of_rows,
+            groups=(RowGroup(0, rows, width),),
+        )
+
+    def _shape(self, rows: int, width: int) -> tuple[torch.Tensor, ...]:
+        """What batches of this shape share: offsets, and zeros and indices of T tokens."""
+        made = self._shapes.get((rows, width))
+        if made is None:
+            device, tokens = self._page_table.device, rows * width
+            made = (
+                torch.arange(0, tokens + 1, width, dtype=torch.int32, device=device),
+                torch.zeros(tokens, dtype=torch.int64, device=device),
+                torch.zeros(rows, dtype=torch.uint8, device=device),
+                torch.arange(tokens, device=device),
+            )
+            self._shapes[rows, width] = made
+        return made

@@ -1,0 +1,118 @@
+"""What a draft model adds to the memory that its target takes, part by part.
+
+It follows the allocations of ``engine/models/gpu_draft.py`` and ``engine/speculative``: a change
+there belongs here too. A draft runs behind its target in the same step, so that its tensors find
+the target's blocks; what counts is what it needs beyond them.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from .config import EngineConfig
+from .device_config import DTYPE_BYTES, Placement
+from .draft_source import DraftSource
+from .memory_parts import (
+    OVERRUN_TOKENS,
+    StepSize,
+    activation_bytes,
+    graph_rows,
+    record_bytes,
+    rotary_bytes,
+    slots,
+    step_bytes,
+)
+from .model_config import ModelConfig
+
+# A layer's; what the extend has beside them, and a pass over chains or trees: layout, input, head,
+# candidates, what is gathered, grown and kept.
+_LAYER_KERNELS, _EXTEND_KERNELS, _CHAIN_KERNELS, _TREE_KERNELS = 10, 16, 6, 20
+
+
+class DraftParts(NamedTuple):
+    """Bytes beyond the target's parts of the same names."""
+
+    activation_bytes: int
+    graph_bytes: int
+    state_bytes: int
+    edit_bytes: int
+
+
+NO_PARTS = DraftParts(0, 0, 0, 0)
+
+
+def draft_parts(
+    config: EngineConfig,
+    draft: DraftSource,
+    target: ModelConfig,
+    size: StepSize,
+    context: int,
+    placement: Placement,
+) -> DraftParts:
+    """Beside a target whose steps are up to ``size``, and whose requests up to ``context``."""
+    item, on_cuda = DTYPE_BYTES[placement.dtype], placement.device == "cuda"
+    rows = config.max_running_requests
+    own = activation_bytes(_as_decoder(draft), _draft_size(draft, size, rows), item, on_cuda)
+    beyond = max(0, own - activation_bytes(target, size, item, on_cuda))
+    extra = (2 if on_cuda else 1) * _extra_bytes(draft, size, rows, item)
+    records = _record_bytes(config, draft) if on_cuda and not config.disable_cuda_graph else 0
+    return DraftParts(
+        activation_bytes=beyond + extra,
+        graph_bytes=records and records + _pool_bytes(config, draft, target, item),
+        state_bytes=_state_bytes(config, draft, context, item),
+        edit_bytes=records,  # graphs of their own
+    )
+
+
+def _pool_bytes(config: EngineConfig, draft: DraftSource, target: ModelConfig, item: int) -> int:
+    rows, width = graph_rows(config), draft.shape.num_draft_tokens
+    size = StepSize(rows * width, rows * width)
+    own = step_bytes(_as_decoder(draft), _draft_size(draft, size, rows), item)
+    beyond = max(0, own - step_bytes(target, size, item))
+    return beyond + _extra_bytes(draft, size, rows, item)
+
+
+def _record_bytes(config: EngineConfig, draft: DraftSource) -> int:
+    """The driver's records of what drafting adds to all graphs."""
+    layers = _LAYER_KERNELS * draft.config.model.num_hidden_layers
+    # EAGLE's first level comes from the extend, STANDALONE's takes a pass.
+    passes = draft.shape.steps - (draft.config.algorithm != "STANDALONE")
+    each = _CHAIN_KERNELS if draft.shape.topk == 1 else _TREE_KERNELS
+    kernels = layers + _EXTEND_KERNELS + passes * (layers + each)
+    return record_bytes(kernels, graph_rows(config), draft.shape.num_draft_tokens)
+
+
+def _state_bytes(config: EngineConfig, draft: DraftSource, context: int, item: int) -> int:
+    """The rotary table of the draft, and by slot what its drafter keeps: the newest token, or
+    level 1, its recurrent hidden state and the prompt."""
+    model = draft.config.model
+    slot = 8
+    if draft.config.algorithm != "STANDALONE":
+        pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
+        slot = 4 * pages * config.page_size + model.hidden_size * item + 12 * draft.shape.topk
+    return slots(config) * slot + rotary_bytes(model)
+
+
+def _as_decoder(draft: DraftSource) -> ModelConfig:
+    return msgspec.structs.replace(draft.config.model, vocab_size=draft.config.draft_vocab_size)
+
+
+def _draft_size(draft: DraftSource, size: StepSize, rows: int) -> StepSize:
+    """The larger of the extend over a step's tokens and the last level of a tree."""
+    steps, topk = draft.shape.steps, draft.shape.topk
+    return StepSize(max(size.tokens, rows * topk * max(1, steps - 1)), rows * topk)
+
+
+def _extra_bytes(draft: DraftSource, size: StepSize, rows: int, item: int) -> int:
+    """The target's features; hidden state, beside the embedding too, of every token; of trees
+    their nodes' hidden states, gathered for a pass, and probabilities of a level's nodes."""
+    config, topk = draft.config, draft.shape.topk
+    hidden = config.model.hidden_size
+    # Without layers of its own choice the feature is the final hidden state, which is there.
+    features = config.feature_size if config.feature_layers else 0
+    inputs = 0 if config.algorithm == "STANDALONE" else 3 * hidden
+    total = size.tokens * (features + inputs) * item
+    if topk > 1:
+        total += rows * topk * config.draft_vocab_size * 4
+        total += 2 * rows * topk * max(1, draft.shape.steps - 1) * hidden * item
+    return total

@@ -1,0 +1,99 @@
+"""The draft model of a configuration, found and checked before anything is loaded."""
+
+from pathlib import Path
+from typing import Literal, NamedTuple, cast
+
+import msgspec
+
+from .config import EngineConfig
+from .draft_config import DraftAlgorithm, DraftConfig, SpecShape
+from .draft_config_json import load_draft_config
+from .drafter_spec import DrafterSpec, find_drafter
+from .model_config import ModelConfig, ModelConfigError
+from .model_path import ModelNotFound, resolve_draft
+from .refusal import Refused, RefusedError
+from .safetensors_header import HeaderError, tensor_dtypes
+from .spec_shape import resolve_shape
+from .token_map import read_token_map
+
+_FIELD = "speculative_draft_model_path"
+
+
+class DraftSource(NamedTuple):
+    """Where a draft is, what it is, and how much it drafts a round.
+
+    ``stored``: its tensors' types by name, empty for dummy weights; ``target_dtype``: that of the
+    target's checkpoint. ``token_map``: the target's id of each of its draft ids, where the user
+    gave them.
+    """
+
+    folder: Path
+    config: DraftConfig
+    shape: SpecShape
+    load_format: Literal["auto", "safetensors", "dummy"]
+    stored: dict[str, str]
+    target_dtype: str
+    token_map: tuple[int, ...] | None
+
+
+def find_draft(
+    config: EngineConfig, target: ModelConfig, context: int
+) -> DraftSource | Refused | None:
+    """The draft model beside ``target``, which serves ``context`` tokens; None for algorithms
+    without one. This resolves how much is drafted: see ``EngineConfig.with_shape``.
+    """
+    if config.speculative_algorithm is None:
+        return None
+    spec = find_drafter(config.speculative_algorithm)
+    if isinstance(spec, Refused):
+        return spec
+    if not spec.has_model:
+        return None
+    served = msgspec.structs.replace(target, context_length=context)
+    try:
+        return _find(config, spec, served)
+    except RefusedError as error:
+        return error.refused
+    except (ModelNotFound, ModelConfigError, HeaderError) as error:
+        return Refused(_FIELD, str(error).removeprefix(f"{_FIELD}: "))
+
+
+def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> DraftSource | Refused:
+    """Raises RefusedError, ModelNotFound, ModelConfigError, HeaderError."""
+    folder = resolve_draft(
+        spec.name,
+        config.model,
+        config.speculative_draft_model_path,
+        config.speculative_draft_model_revision,
+    )
+    draft = load_draft_config(folder, target, cast(DraftAlgorithm, spec.name))
+    token_map: tuple[int, ...] | None = None
+    if config.speculative_token_map is not None:
+        found = read_token_map(config.speculative_token_map, target.vocab_size)
+        if isinstance(found, Refused):
+            return found
+        token_map = found
+        if draft.hot_tokens and len(found) != draft.draft_vocab_size:
+            return Refused(
+                "speculative_token_map",
+                f"names {len(found)} tokens, but the draft's config.json says hot_vocab_size "
+                f"{draft.draft_vocab_size}; give the draft's own map",
+            )
+        draft = msgspec.structs.replace(draft, draft_vocab_size=len(found), hot_tokens=True)
+    elif draft.hot_tokens:
+        return Refused(
+            "speculative_token_map",
+            f"is missing, but the draft's config.json says hot_vocab_size "
+            f"{draft.draft_vocab_size}; give the JSON list of their ids",
+        )
+    shape = resolve_shape(config, spec.name, target.architecture, draft.defaults)
+    if isinstance(shape, Refused):
+        return shape
+    if shape.topk > draft.draft_vocab_size:
+        return Refused(
+            "speculative_eagle_topk",
+            f"{shape.topk} exceeds the {draft.draft_vocab_size} tokens that the draft knows",
+        )
+    load_format = config.speculative_draft_load_format or config.load_format
+    stored = {} if load_format == "dummy" else tensor_dtypes(folder)
+    return DraftSource(folder, draft, shape, load_format, stored, target.torch_dtype, token_map)

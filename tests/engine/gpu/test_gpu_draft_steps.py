@@ -1,0 +1,112 @@
+"""Draft models through whole cores on the GPU's kernels: only the number of steps changes."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.models.draft_loader import read_weights
+from outrider.engine.models.draft_net import DraftNet
+from outrider.engine.models.gpu_decoder import GpuDecoder
+from outrider.engine.models.gpu_draft import GpuDraft
+from outrider.engine.models.standalone_draft import GpuStandaloneDraft
+from outrider.engine.speculative import eagle_drafter, standalone_drafter
+from outrider.engine.speculative.gpu_draft_ops import gpu_draft_ops
+from outrider.engine.weights import Checkpoint
+from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
+from outrider.engine_core.draft_config_json import load_draft_config
+from outrider.engine_core.messages import GenerateRequest
+from outrider.engine_core.model_config import load_model_config
+from outrider.engine_core.sampling_params import SamplingParams
+
+from ..cores import drive, request, tokens_of
+from ..draft_cores import CHAIN, TREE, VOCAB, Models, write_models
+from .device_cores import device_core
+from .gpu_driver import DEVICE
+
+DTYPE = torch.float32
+Tokens = dict[str, list[int]]
+
+
+@pytest.fixture(autouse=True)
+def _kernels_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (eagle_drafter, standalone_drafter):
+        monkeypatch.setattr(module, "draft_ops", gpu_draft_ops)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return write_models(tmp_path_factory.mktemp("drafts"))
+
+
+def requests() -> list[GenerateRequest]:
+    """Greedy and seeded ones of two chunks and of one."""
+    out = []
+    for i in range(2):
+        prompt = [(3 * j * j + i * 5 + j) % VOCAB for j in range(2 + 11 * i)]
+        params = SamplingParams(
+            temperature=0.8 * (i % 2), seed=i, max_new_tokens=8 - i, ignore_eos=True
+        )
+        out.append(request(f"r{i}", prompt, params))
+    return out
+
+
+def load(models: Models, algorithm: DraftAlgorithm, target: GpuDecoder) -> DraftNet:
+    folder = models.drafts[algorithm]
+    config = load_draft_config(folder, load_model_config(models.target), algorithm)
+    if algorithm == "STANDALONE":
+        small = GpuDecoder(Checkpoint(folder), config.model, DTYPE, DEVICE)
+        return GpuStandaloneDraft(config, small)
+    return GpuDraft(read_weights(folder, config), config, target, DTYPE, DEVICE)
+
+
+def run(models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape) -> tuple[Tokens, int]:
+    """Tokens, and how many drafts were accepted."""
+    known = load_model_config(models.target)
+    target = GpuDecoder(Checkpoint(models.target), known, DTYPE, DEVICE)
+    flags: dict[str, Any] = {"page_size": 16, "chunked_prefill_size": 9}
+    flags["disable_cuda_graph"] = DEVICE.type == "cpu"
+    if algorithm is not None:
+        flags |= {
+            "speculative_algorithm": algorithm,
+            "speculative_draft_model_path": str(models.drafts[algorithm]),
+            "speculative_length_policy": "fixed",
+            "speculative_num_steps": shape.steps,
+            "speculative_eagle_topk": shape.topk,
+            "speculative_num_draft_tokens": shape.num_draft_tokens,
+            "draft": (load(models, algorithm, target), shape),
+        }
+    with device_core(target, known, **flags) as (assembly, _):
+        outputs = drive(assembly.core, requests())
+        accepted = assembly.core.scheduler.counters.spec_accepted_tokens
+    return {rid: tokens_of(some) for rid, some in outputs.items()}, accepted
+
+
+@pytest.fixture(scope="module")
+def plain(models: Models) -> Tokens:
+    return run(models, None, CHAIN)[0]
+
+
+def on_a_gpu(algorithm: DraftAlgorithm, shape: SpecShape) -> object:
+    """A case that takes the interpreter long and adds little to the others."""
+    return pytest.param(algorithm, shape, marks=pytest.mark.gpu)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape"),
+    [
+        ("STANDALONE", CHAIN),
+        on_a_gpu("STANDALONE", TREE),
+        on_a_gpu("EAGLE", CHAIN),
+        ("EAGLE", TREE),
+        ("EAGLE3", CHAIN),
+        on_a_gpu("EAGLE3", TREE),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"topk{value.topk}",
+)
+def test_every_drafter_gives_the_tokens_of_plain_decoding(
+    models: Models, plain: Tokens, algorithm: DraftAlgorithm, shape: SpecShape
+) -> None:
+    tokens, accepted = run(models, algorithm, shape)
+    assert tokens == plain
+    assert accepted > 1
