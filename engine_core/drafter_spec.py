@@ -30,8 +30,10 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     ``make(config: EngineConfig, spec: DrafterSpec) -> HostDrafter``, or on the device
     ``make(context: DrafterContext) -> DeviceDrafter``, imported by the process that runs the
     drafter. ``fills``: with a host drafter, the implementation of one on the device that drafts
-    for the rows that the host has nothing for; empty: there is none.
-    ``default_num_draft_tokens``: of drafters without a model (:mod:`.spec_shape` has the others').
+    for the rows that the host has nothing for; empty: there is none. ``shifts_tokens``: its KV of
+    a position depends on the next token too, so what the prefix cache has of a prompt's last
+    position was made for another prompt. ``default_num_draft_tokens``: of drafters without a model
+    (:mod:`.spec_shape` has the others').
     """
 
     name: str
@@ -41,6 +43,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     gives_q: bool = False
     gives_survival: bool = False
     draft_kv: DraftKV = DraftKV.NONE
+    shifts_tokens: bool = False
     default_num_draft_tokens: int = 4
     fills: str = ""
 
@@ -52,7 +55,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def drafting_takes_time(self) -> bool:
         """Whether a step that drafts on the device has forward passes that others lack."""
-        return bool(self.on_device) and self.draft_kv is not DraftKV.NONE
+        return bool(self.on_device) and self.has_model
 
     @property
     def built_in(self) -> bool:
@@ -85,6 +88,7 @@ _EAGLE = DrafterSpec(
     implementation="outrider.engine.speculative.eagle_drafter:make",
     tree=True,
     draft_kv=DraftKV.SHARED_SLOTS,
+    shifts_tokens=True,
 )
 BUILT_IN: dict[str, DrafterSpec] = {
     "NGRAM": NGRAM,
@@ -114,17 +118,45 @@ RESERVED = (
 _UNBUILT = set(RESERVED) - set(BUILT_IN)
 
 
+class KnownDrafter(msgspec.Struct, frozen=True):
+    """A drafter that may be asked for by ``name``; ``package`` adds it, empty for built-in ones.
+
+    Every feature is supported with it as the capability table says of NGRAM, except that
+    ``refused`` says why the name cannot be used at all.
+    """
+
+    name: str
+    package: str = ""
+    refused: str = ""
+
+
+def known_drafters() -> tuple[KnownDrafter, ...]:
+    """Built-in drafters, and those that packages add, none of which is imported."""
+    plugins = _plugins(tuple(sys.path))
+    names = [point.name.upper() for point in plugins]
+    found = [KnownDrafter(name) for name in BUILT_IN]
+    for name, point in sorted(zip(names, plugins, strict=True), key=lambda pair: pair[0]):
+        refused = ""
+        if name in RESERVED:
+            refused = f"{name} is a reserved name; uninstall the package"
+        elif names.count(name) > 1:
+            refused = f"several packages add {name}; keep one"
+        package = "unknown" if point.dist is None else point.dist.name
+        found.append(KnownDrafter(name, package, refused))
+    return tuple(found)
+
+
 def find_drafter(name: str) -> DrafterSpec | Refused:
     """Look a drafter up by its (case-insensitive) name: built-in ones, then entry points.
 
     A plug-in is an entry point of group ``outrider.drafters`` whose object is a DrafterSpec.
     """
     key = name.upper()
-    plugins = drafter_plugins(tuple(sys.path))
+    plugins = _plugins(tuple(sys.path))
     found = [point for point in plugins if point.name.upper() == key]
     if key in RESERVED:
         if found:
-            return _refuse(f"{origin_of(found[0])} takes the reserved name {key}; uninstall it")
+            return _refuse(f"{_origin(found[0])} takes the reserved name {key}; uninstall it")
         if key == "NONE":
             return _refuse("leave it out to decode without drafts")
         return BUILT_IN.get(key) or _refuse(
@@ -133,19 +165,19 @@ def find_drafter(name: str) -> DrafterSpec | Refused:
     if not found:
         return _refuse(f"unknown {name!r}; choose one of {_choices(plugins)}")
     if len(found) > 1:
-        both = " and ".join(origin_of(point) for point in found[:2])
+        both = " and ".join(_origin(point) for point in found[:2])
         return _refuse(f"{both} both add {key}; uninstall one")
     return _load_plugin(key, found[0])
 
 
 @lru_cache(maxsize=4)
-def drafter_plugins(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+def _plugins(_path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Entry points of the group; reading every package's takes tens of milliseconds."""
     return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
 def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
-    origin = origin_of(point)
+    origin = _origin(point)
     try:
         spec: object = point.load()
     except Exception as error:  # a plug-in's import may raise anything
@@ -173,6 +205,10 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
             "leave it out",
             501,
         )
+    if spec.shifts_tokens:
+        return _refuse(
+            f"{origin} declares shifts_tokens, which is about a draft's own KV; leave it out", 501
+        )
     if spec.gives_q or spec.gives_survival:
         return _refuse(
             f"{origin} declares gives_q or gives_survival, which nothing uses yet; leave them out",
@@ -181,8 +217,7 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
     return spec
 
 
-def origin_of(point: EntryPoint) -> str:
-    """The entry point and its package, in words."""
+def _origin(point: EntryPoint) -> str:
     package = "an unknown package" if point.dist is None else point.dist.name
     return f"entry point {point.name} = {point.value} of {package}"
 

@@ -10,9 +10,9 @@ import torch
 from outrider.engine.speculative.checked_drafter import CheckedDrafter, check_drafts
 from outrider.engine.speculative.device_drafter import DraftRows
 from outrider.engine.step import StepRunner
+from outrider.engine_core.capabilities import plugins_text
 from outrider.engine_core.config import EngineConfig, refuse_config
-from outrider.engine_core.drafter_list import drafters_markdown, list_drafters
-from outrider.engine_core.drafter_spec import DrafterSpec, find_drafter
+from outrider.engine_core.drafter_spec import DrafterSpec, find_drafter, known_drafters
 from outrider.engine_core.messages import RequestOutput
 from outrider.engine_core.refusal import Refused, RefusedError
 from outrider.engine_core.sampling_params import SamplingParams
@@ -109,21 +109,19 @@ def test_features_are_those_of_the_newest_token(model: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_plug_ins_are_listed() -> None:
-    listed = {one.name: one for one in list_drafters()}
-    assert listed["NGRAM"].origin == "built in"
-    assert listed["EAGLE3"].draft_model
-    assert listed["FOLLOW"].drafts_on == "device"
-    assert listed["FOLLOW"].origin.endswith("of device-drafters")
-    assert listed["LENS"].tree
-    assert "| LENS | device | no | yes |" in drafters_markdown()
+def test_plug_ins_show_among_the_capabilities() -> None:
+    added = [(drafter.name, drafter.package) for drafter in known_drafters() if drafter.package]
+    assert added == [("FOLLOW", "device-drafters"), ("LENS", "device-drafters")]
+    assert "- LENS (device-drafters)" in plugins_text()
 
 
-def test_a_plug_in_that_cannot_be_used_is_listed_with_the_reason(broken: Path) -> None:
-    broken.write_text("SPEC = None\n")
-    [one] = [one for one in list_drafters() if one.name == "BROKEN"]
-    assert one.refused is not None
-    assert "not an outrider DrafterSpec" in one.refused
+def test_reserved_names_cannot_be_taken_on_the_device_either(broken: Path) -> None:
+    info = broken.parent / "broken_device-0.1.dist-info" / "entry_points.txt"
+    info.write_text("[outrider.drafters]\nEagle3 = broken_device:SPEC\n")
+    broken.write_text(HEAD + SPEC.format(""))
+    found = find_drafter("EAGLE3")
+    assert isinstance(found, Refused)
+    assert "takes the reserved name EAGLE3" in found.reason
 
 
 @pytest.mark.usefixtures("plugin")
