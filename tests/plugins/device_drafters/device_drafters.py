@@ -87,13 +87,14 @@ class LensDrafter:
         """The prompt's last chunk says all that is needed."""
 
     def propose(self, rows: DraftRows) -> None:
-        begin, caps = rows.cu_q[:-1].long(), rows.caps
-        drafts = self.siblings[rows.slots].int()
-        for index in range(2):
-            place = (begin + index + 1).clamp(max=len(rows.tokens) - 1)
-            room = caps > index
-            rows.tokens[place] = torch.where(room, drafts[:, index], rows.tokens[place])
-            rows.parents[place] = torch.where(room, 0, rows.parents[place])
+        caps = rows.caps
+        place = torch.arange(len(rows.tokens), dtype=torch.int32, device=caps.device)
+        row = torch.searchsorted(rows.cu_q[1:], place, right=True).clamp_(max=len(caps) - 1)
+        node = place - rows.cu_q[row]
+        mine = (node >= 1) & (node <= caps.clamp(max=2)[row])
+        drafts = self.siblings[rows.slots].int()[row, (node - 1).clamp(0, 1)]
+        rows.tokens.copy_(torch.where(mine, drafts, rows.tokens))
+        rows.parents.copy_(torch.where(mine, 0, rows.parents))
         rows.proposed.copy_(caps.clamp(max=2))
         rows.depths.copy_(caps.clamp(max=1))
 
