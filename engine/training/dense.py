@@ -9,7 +9,8 @@ from ...engine_core.model_config import ModelConfig
 from ...kernels.rms_norm import rms_norm
 from ...kernels.silu_mul import silu_mul
 from ..models.decoder_weights import LayerWeights, read_head, read_layer
-from ..models.torch_decoder import head_to, layer_to
+from ..models.torch_decoder import head_to
+from ..models.torch_layers import layer_to
 from ..rotary import RotaryTable
 from ..weights import TensorSource
 from .compiled import compiled
