@@ -9,10 +9,12 @@ from ...engine_core.model_config import ModelConfig
 from ...kernels.rms_norm import rms_norm
 from ...kernels.silu_mul import silu_mul
 from ..models.decoder_weights import LayerWeights, read_head, read_layer
-from ..models.torch_decoder import head_to, layer_to
+from ..models.torch_decoder import head_to
+from ..models.torch_layers import layer_to
 from ..rotary import RotaryTable
 from ..weights import TensorSource
 from .compiled import compiled
+
 
 class TargetOutput(NamedTuple):
     """``hidden`` [B, T, H] after the final norm; ``streams`` [B, T, H] entering each captured
@@ -147,9 +149,7 @@ class DenseTarget:
         config = self.config
         weights = tensors_of(layer)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        query, key, value = project(
-            stream, cos, sin, weights, heads, kv_heads, config.rms_norm_eps
-        )
+        query, key, value = project(stream, cos, sin, weights, heads, kv_heads, config.rms_norm_eps)
         tokens = stream.shape[1]
         end = at + tokens
         cache[0][:, :, at:end] = key
@@ -244,7 +244,7 @@ def split_heads(
     batch, tokens, width = packed.shape
     size = width // (heads + 2 * kv_heads)
     parts = packed.view(batch, tokens, -1, size).transpose(1, 2)
-    query, key, value = parts.split([heads, kv_heads, kv_heads], dim=1)
+    query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=1)
     return query, key, value
 
 
