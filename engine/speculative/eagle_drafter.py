@@ -65,12 +65,14 @@ class EagleDrafter:
         batch, next_ids, sources = self._passes.extend(verdict, self._texts.tokens)
         hidden = self._passes.net.fuse(verdict.features)
         if self._tree is not None:
-            hidden = hidden.index_select(0, sources)
+            hidden = self._passes.ops.pick_rows(sources, hidden)
         batch.input_ids = next_ids
         out = self._passes.forward(batch, hidden)
         newest = batch.logits_index
         tokens, probs = self._passes.candidates(
-            out.head_input.index_select(0, newest), self.tokens.shape[1], self._tree is not None
+            self._passes.ops.pick_rows(newest, out.head_input),
+            self.tokens.shape[1],
+            self._tree is not None,
         )
         self._passes.ops.keep_state(
             verdict.slots, (self.tokens, self.probs, self.hidden), newest,
