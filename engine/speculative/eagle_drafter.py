@@ -57,9 +57,10 @@ class EagleDrafter:
     def align(self, verdict: Verdict) -> None:
         """Run what was accepted, and keep level 1 of what follows it."""
         batch, next_ids, sources = self._passes.extend(verdict, self._texts.tokens)
-        hidden = self._passes.net.fuse(verdict.features)
-        if self._tree is not None:
-            hidden = hidden.index_select(0, sources)
+        features = verdict.features
+        if self._tree is not None or len(sources) < len(features):  # else they are in their places
+            features = features.index_select(0, sources)
+        hidden = self._passes.net.fuse(features)
         batch.input_ids = next_ids
         out = self._passes.forward(batch, hidden)
         slots, newest = verdict.slots.long(), batch.logits_index
