@@ -5,12 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels.draft_candidates import top_candidates
-from ...kernels.draft_extend import extend_inputs
-from ...kernels.draft_layout import chain_layout, tree_layout
-from ...kernels.draft_nodes import select_tree, write_chains
+from ...kernels import draft_ops_cpu
 from ...kernels.draft_state import keep_state, take_state
-from ...kernels.draft_tree import expand_tree
 
 Op = Callable[..., None]
 
@@ -35,14 +31,14 @@ def pick_rows(index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return rows.index_select(0, index)
 
 
-_TORCH = DraftOps(
-    extend_inputs,
-    chain_layout,
-    tree_layout,
-    top_candidates,
-    write_chains,
-    expand_tree,
-    select_tree,
+_CPU = DraftOps(
+    draft_ops_cpu.extend_inputs,
+    draft_ops_cpu.chain_layout,
+    draft_ops_cpu.tree_layout,
+    draft_ops_cpu.top_candidates,
+    draft_ops_cpu.write_chains,
+    draft_ops_cpu.expand_tree,
+    draft_ops_cpu.select_tree,
     take_state,
     keep_state,
     pick_rows,
@@ -52,7 +48,7 @@ _TORCH = DraftOps(
 def draft_ops(device: torch.device) -> DraftOps:
     """Those for tensors on ``device``."""
     if device.type != "cuda":
-        return _TORCH
+        return _CPU
     # Loads triton, which machines without a GPU need not have.
     from .gpu_draft_ops import gpu_draft_ops
 

@@ -63,9 +63,10 @@ class EagleDrafter:
     def align(self, verdict: Verdict) -> None:
         """Run what was accepted, and keep level 1 of what follows it."""
         batch, next_ids, sources = self._passes.extend(verdict, self._texts.tokens)
-        hidden = self._passes.net.fuse(verdict.features)
-        if self._tree is not None:
-            hidden = self._passes.ops.pick_rows(sources, hidden)
+        features = verdict.features
+        if self._tree is not None or len(sources) < len(features):  # else they are in their places
+            features = self._passes.ops.pick_rows(sources, features)
+        hidden = self._passes.net.fuse(features)
         batch.input_ids = next_ids
         out = self._passes.forward(batch, hidden)
         newest = batch.logits_index
