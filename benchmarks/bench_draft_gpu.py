@@ -4,10 +4,10 @@
 
 Of two drafts with random weights: that of benchmarks/configs/qwen3-8b-eagle3, and one layer of
 pycoder's shape, whose steps are launches and little else. A time is a graph of several calls,
-replayed, by events: the median replay over the number of calls. The floor of a call is the bytes of
-the weights that it multiplies with, and of the KV that it reads, over the copy bandwidth of the same
-run; ``launches`` counts the kernels of one call. Rows stand at context 512 and have 3 steps, or
-trees of 4 branches and 16 nodes; the extend runs over all nodes of which 3 were accepted.
+replayed, by events: the median replay over the number of calls. The floor of a call is the bytes
+of the weights that it multiplies with, and of the KV that it reads, over the copy bandwidth of the
+same run; ``launches`` counts the kernels of one call. Rows stand at context 512 and have 3 steps,
+or trees of 4 branches and 16 nodes; the extend runs over all nodes, of which 3 were accepted.
 """
 
 import argparse

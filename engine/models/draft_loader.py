@@ -53,9 +53,12 @@ def load_draft(
             return GpuStandaloneDraft(config, small)
         return StandaloneDraft(config, small)
     on_cpu = native and supports_cpu_kernels(model, dtype, device)
-    # Native kernels keep bfloat16 weights as they are: random ones are as large as real ones.
-    stored = torch.bfloat16 if on_cpu and model.torch_dtype == "bfloat16" else dtype
-    weights = _read(folder, config, stored, device, load_format)
+    if load_format == "dummy":
+        # Native kernels keep bfloat16 weights as they are: random ones are as large as real ones.
+        stored = torch.bfloat16 if on_cpu and model.torch_dtype == "bfloat16" else dtype
+        weights = _random_weights(config, stored, device)
+    else:
+        weights = read_weights(folder, config)
     if config.hot_tokens:
         weights.token_ids = _hot_ids(config, token_map)
     if on_cpu:
@@ -68,17 +71,8 @@ def load_draft(
     return TorchDraft(weights, config, target, dtype, device)
 
 
-def _read(
-    folder: Path,
-    config: DraftConfig,
-    dummy_dtype: torch.dtype,
-    device: torch.device,
-    load_format: LoadFormat,
-) -> DraftWeights:
-    if load_format == "dummy":
-        weights = read_draft(RandomTensors(dummy_dtype, device), config)
-        weights.token_ids = spread_token_ids(config)
-        return weights
+def read_weights(folder: Path, config: DraftConfig) -> DraftWeights:
+    """What the folder's checkpoint holds of an EAGLE or EAGLE3 draft. Raises WeightsError."""
     _refuse_pickles(folder)
     checkpoint = Checkpoint(folder)
     try:
@@ -90,6 +84,12 @@ def _read(
         text = str(error)
         raise WeightsError(text if str(folder) in text else f"{folder}: {text}") from None
     tensors.finish((*_UNUSED, *IGNORABLE))
+    return weights
+
+
+def _random_weights(config: DraftConfig, dtype: torch.dtype, device: torch.device) -> DraftWeights:
+    weights = read_draft(RandomTensors(dtype, device), config)
+    weights.token_ids = spread_token_ids(config)
     return weights
 
 

@@ -67,9 +67,9 @@ class GpuDraft:
 
     def tune(self, rows: Iterable[int]) -> None:
         """Choose the matmuls of passes of these numbers of tokens; before graphs are captured."""
-        first: Layer = [("none", self._weights.fc)]
-        chain = [self._parts.matmuls(layer.body) for layer in self._weights.layers]
-        self._parts.tune([first, *chain, [("none", self._head)]], rows)
+        chain: list[Layer] = [self._parts.matmuls(layer.body) for layer in self._weights.layers]
+        chain += [[("none", one)] for one in (self._weights.fc, self._head) if one is not None]
+        self._parts.tune(chain, rows)
 
     def choose(self, choices: Mapping[GemmKey, LinearConfig]) -> None:
         """Replace the choices of ``tune``."""
@@ -79,7 +79,7 @@ class GpuDraft:
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Hidden states [T, H] of the target's features [T, W]; EAGLE takes them as they are."""
         parts, weights = self._parts, self._weights
-        if self._config.algorithm == "EAGLE":
+        if self._config.algorithm == "EAGLE" or weights.fc is None:
             return features
         if weights.fc_input_norm is not None:
             features = parts.norm(features, weights.fc_input_norm)
@@ -121,6 +121,7 @@ class GpuDraft:
         parts, weights = self._parts, self._weights
         eps, first = self._config.model.rms_norm_eps, weights.layers[0]
         if self._config.algorithm == "EAGLE":
+            assert weights.fc is not None, "EAGLE's drafts have one"
             pair = draft_input(ids, self._embed, hidden, None, None, eps, pdl=parts.pdl)
             stream = parts.linear.linear(pair, weights.fc, bias=weights.fc_bias)
             return stream, stream if first.norm is None else parts.norm(stream, first.norm)

@@ -81,6 +81,7 @@ CASES: dict[str, tuple[DraftConfig, dict[str, Any]]] = {
     "eagle3-norm-before-fc": (EAGLE3, {"norm_before_fc": True, "owns_embedding": True}),
     "eagle3-chunk-norms": (EAGLE3, {"chunk_norms": True}),
     "eagle3-norm-before-residual": (EAGLE3, {"norm_before_residual": True}),
+    "eagle3-final-state": (EAGLE3, {"feature_layers": (), "feature_size": 16, "has_fc": False}),
     "eagle3-three-layers": (EAGLE3, {"layers": 3, "norm_before_residual": True}),
 }
 

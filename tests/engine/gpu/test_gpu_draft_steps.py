@@ -1,11 +1,11 @@
-"""Draft models through whole cores on the GPU's kernels: nothing but the number of steps changes."""
+"""Draft models through whole cores on the GPU's kernels: only the number of steps changes."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from outrider.engine.models.draft_loader import _read
+from outrider.engine.models.draft_loader import read_weights
 from outrider.engine.models.draft_net import DraftNet
 from outrider.engine.models.gpu_decoder import GpuDecoder
 from outrider.engine.models.gpu_draft import GpuDraft
@@ -58,7 +58,7 @@ def load(models: Models, algorithm: DraftAlgorithm, target: GpuDecoder) -> Draft
     if algorithm == "STANDALONE":
         small = GpuDecoder(Checkpoint(folder), config.model, DTYPE, DEVICE)
         return GpuStandaloneDraft(config, small)
-    return GpuDraft(_read(folder, config, DTYPE, DEVICE, "auto"), config, target, DTYPE, DEVICE)
+    return GpuDraft(read_weights(folder, config), config, target, DTYPE, DEVICE)
 
 
 def run(models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape) -> tuple[Tokens, int]:

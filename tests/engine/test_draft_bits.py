@@ -1,0 +1,110 @@
+"""A native draft's answers have the same bits however its tokens arrive."""
+
+import random
+from collections.abc import Sequence as Items
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.engine.kv_pool import KVPool
+from outrider.engine.models.cpu_draft import NativeDraft
+from outrider.engine.models.draft_loader import load_draft, read_weights
+from outrider.engine.models.loader import load_model
+from outrider.engine_core.draft_config_json import load_draft_config
+from outrider.engine_core.model_config import load_model_config
+
+from .draft_checkpoints import DRAFTS
+from .steps import Pages, Query, Sequence, make_batch
+from .tiny import write_checkpoint
+
+CPU = torch.device("cpu")
+LENGTH = 60
+VOCAB = 50
+KINDS = ("eagle-deep", "eagle3.1", "eagle3-speculators")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def net(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NativeDraft:
+    kind = DRAFTS[request.param]
+    folder = write_checkpoint(tmp_path_factory.mktemp("target"), VOCAB, layers=3)
+    config = load_model_config(folder)
+    target = load_model(folder, config, torch.float32, CPU)
+    draft = kind.write(tmp_path_factory.mktemp("draft"), folder)
+    loaded = load_draft(
+        draft, load_draft_config(draft, config, kind.algorithm), target, torch.float32, CPU
+    )
+    assert isinstance(loaded, NativeDraft)
+    return loaded
+
+
+class Text:
+    """Tokens and the target's features of one sequence, which a pass may take in any pieces."""
+
+    def __init__(self, net: NativeDraft, seed: int) -> None:
+        self.net = net
+        self.tokens = random.Random(seed).choices(range(VOCAB), k=LENGTH)
+        generator = torch.Generator().manual_seed(seed)
+        self.features = torch.randn(LENGTH, net.config.feature_size, generator=generator)
+        self.sequence = Sequence()
+
+    def part(self, size: int, as_tree: bool) -> tuple[Query, torch.Tensor]:
+        begin = self.sequence.length
+        parents = list(range(-1, size - 1)) if as_tree else None
+        query = Query(self.sequence, self.tokens[begin : begin + size], parents)
+        return query, self.features[begin : begin + size]
+
+
+def answers(net: NativeDraft, pieces: Items[Items[tuple[int, bool]]]) -> list[torch.Tensor]:
+    """Recurrent states and logits of two texts that arrive in these pieces, (size, as tree)."""
+    kv = KVPool(60, 4, net.config.model, torch.float32, CPU)
+    pages = Pages(60, 4, 1)
+    texts = [Text(net, seed) for seed in range(len(pieces))]
+    found: list[list[torch.Tensor]] = [[] for _ in texts]
+    for round_number in range(max(len(parts) for parts in pieces)):
+        here = [i for i, parts in enumerate(pieces) if round_number < len(parts)]
+        given = [texts[i].part(*pieces[i][round_number]) for i in here]
+        features = torch.cat([part[1] for part in given])
+        batch = make_batch([part[0] for part in given], pages)
+        out = net.forward(batch, net.fuse(features), kv)
+        both = torch.cat((out.recurrent, net.logits(out.head_input)), dim=1)
+        for i, rows in zip(here, torch.split(both, [len(part[1]) for part in given]), strict=True):
+            found[i].append(rows)
+            texts[i].sequence.length += len(rows)
+    return [torch.cat(rows) for rows in found]
+
+
+def test_bits_do_not_depend_on_the_pieces(net: NativeDraft) -> None:
+    alone = [(1, False)] * LENGTH
+    wanted = answers(net, [alone])[0]
+    together = answers(
+        net,
+        [
+            [(24, False), (6, True), (1, True), (29, False)],
+            [(13, False), (40, True), (7, False)],
+            alone,
+        ],
+    )
+    assert torch.equal(together[0], wanted)
+    rng = random.Random(5)
+    for _ in range(6):
+        pieces: list[tuple[int, bool]] = []
+        while (left := LENGTH - sum(size for size, _ in pieces)) > 0:
+            pieces.append((min(left, rng.choice((1, 2, 5, 17))), rng.random() < 0.5))
+        assert torch.equal(answers(net, [pieces, alone[:30]])[0], wanted)
+
+
+def test_the_portable_code_agrees(tmp_path: Path) -> None:
+    kind = DRAFTS["eagle3.1"]
+    folder = write_checkpoint(tmp_path / "target", VOCAB, layers=3)
+    target_config = load_model_config(folder)
+    target = load_model(folder, target_config, torch.float32, CPU)
+    draft = kind.write(tmp_path / "draft", folder)
+    config = load_draft_config(draft, target_config, kind.algorithm)
+    whole = [[(LENGTH, False)]]
+    nets = [
+        NativeDraft(read_weights(draft, config), config, target, portable)
+        for portable in (False, True)
+    ]
+    ours, theirs = (answers(net, whole)[0] for net in nets)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

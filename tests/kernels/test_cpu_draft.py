@@ -1,0 +1,117 @@
+"""What the native layers of a draft refuse."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from outrider.kernels.decoder_cpu import CpuDraft, PackedMatrix
+
+HIDDEN, INNER, DIM, VOCAB, SLOTS = 16, 24, 8, 11, 6
+
+
+def zeros(*shape: int) -> NDArray[np.float32]:
+    return np.zeros(shape, dtype=np.float32)
+
+
+def ones(*shape: int) -> NDArray[np.float32]:
+    return np.ones(shape, dtype=np.float32)
+
+
+def layer(taken: int = HIDDEN) -> dict[str, Any]:
+    return {
+        "input_norm": ones(HIDDEN),
+        "qkv": PackedMatrix(zeros(3 * DIM, taken)),
+        "q_norm": None,
+        "k_norm": None,
+        "o": PackedMatrix(zeros(HIDDEN, DIM)),
+        "post_norm": ones(HIDDEN),
+        "gate_up": PackedMatrix(zeros(2 * INNER, HIDDEN), pairs=True),
+        "down": PackedMatrix(zeros(HIDDEN, INNER)),
+        "window": 0,
+    }
+
+
+def draft() -> CpuDraft:
+    return CpuDraft(HIDDEN, INNER, 1, 1, DIM, 1, 1e-6)
+
+
+def run(layers: CpuDraft, **replaced: Any) -> NDArray[np.float32]:
+    arrays: dict[str, Any] = {
+        "input_ids": np.array([3, 4]),
+        "positions": np.array([0, 1]),
+        "kv_slots": np.array([2, 3]),
+        "cu_q": np.array([0, 2], dtype=np.int32),
+        "kv_lens": np.array([2], dtype=np.int32),
+        "page_table": np.array([[1]], dtype=np.int32),
+        "tree_bits": np.array([1, 3]),
+        "is_tree": np.array([0], dtype=np.uint8),
+        "kv": zeros(1, 2, SLOTS, 1, DIM),
+        "page_size": 2,
+        "cos": ones(4, DIM // 2),
+        "sin": zeros(4, DIM // 2),
+        "hidden": ones(2, HIDDEN),
+        "recurrent": zeros(2, HIDDEN),
+        "head_input": zeros(2, HIDDEN),
+    }
+    arrays.update(replaced)
+    layers.forward(**arrays)
+    answer: NDArray[np.float32] = arrays["recurrent"]
+    return answer
+
+
+def ready() -> CpuDraft:
+    layers = draft()
+    layers.set_layer(0, **layer(2 * HIDDEN), embed_norm=ones(HIDDEN))
+    layers.set_ends(embed=ones(VOCAB, HIDDEN), fuse=None, final_norm=ones(HIDDEN))
+    return layers
+
+
+def test_without_matrices_the_hidden_state_passes_through() -> None:
+    hidden = np.arange(2 * HIDDEN, dtype=np.float32).reshape(2, HIDDEN)
+    assert np.array_equal(run(ready(), hidden=hidden), hidden)
+    assert np.array_equal(run(ready(), hidden=hidden, recurrent=hidden), hidden)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"input_ids": np.array([3, VOCAB])}, "input_ids: token 11"),
+        ({"positions": np.array([0, 4])}, "positions: 4"),
+        ({"kv_slots": np.array([2, SLOTS])}, "kv_slots: 6"),
+        ({"hidden": ones(1, HIDDEN)}, "hidden: must be"),
+        ({"recurrent": ones(2, HIDDEN - 1)}, "recurrent: must be"),
+        ({"head_input": ones(3, HIDDEN)}, "head_input: must be"),
+        ({"kv": zeros(2, 2, SLOTS, 1, DIM)}, "kv: must be"),
+        ({"cos": ones(4, DIM)}, "cos, sin"),
+    ],
+)
+def test_wrong_arguments_are_named(replaced: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(ready(), **replaced)
+
+
+def test_wrong_parts_are_named() -> None:
+    layers = draft()
+    with pytest.raises(RuntimeError, match="set_ends"):
+        run(layers)
+    with pytest.raises(ValueError, match="embed: has shape"):
+        layers.set_ends(embed=ones(VOCAB, HIDDEN - 1), fuse=None, final_norm=None)
+    fuse = PackedMatrix(zeros(HIDDEN, HIDDEN))
+    with pytest.raises(ValueError, match="fuse: has shape"):
+        layers.set_ends(embed=ones(VOCAB, HIDDEN), fuse=fuse, final_norm=None)
+    with pytest.raises(ValueError, match="final_norm"):
+        layers.set_ends(embed=ones(VOCAB, HIDDEN), fuse=None, final_norm=ones(3))
+    layers.set_ends(embed=ones(VOCAB, HIDDEN), fuse=None, final_norm=None)
+    with pytest.raises(RuntimeError, match="set_layer"):
+        run(layers, head_input=None)
+    with pytest.raises(ValueError, match="qkv: has shape"):
+        layers.set_layer(0, **layer(), embed_norm=ones(HIDDEN))
+    with pytest.raises(ValueError, match="embed_norm: only the first"):
+        layers.set_layer(0, **{**layer(2 * HIDDEN), "input_norm": None}, embed_norm=ones(HIDDEN))
+    layers.set_layer(0, **layer())
+    with pytest.raises(RuntimeError, match="needs a fuse"):
+        run(layers, head_input=None)
+    with pytest.raises(ValueError, match="head_input: this draft has no final norm"):
+        run(layers)
