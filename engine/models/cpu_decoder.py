@@ -58,7 +58,6 @@ class NativeDecoder:
         self._hidden = Rows(config.hidden_size)
         self._logits = Rows(config.vocab_size)
         head = read_head(source, config)
-        self._embedding = head.embed
         self._output_head = head.lm_head
         item = item_bytes(head.embed)
         layer_bytes = body_bytes(config, config.hidden_size, item)
@@ -81,7 +80,7 @@ class NativeDecoder:
 
     @property
     def embedding(self) -> torch.Tensor:
-        """The embedding table [V, H] as it lies in the checkpoint's file, mapped into memory."""
+        """The embedding table [V, H]; a tied one as it lies in the checkpoint's file, mapped."""
         return self._embedding
 
     @property
@@ -157,6 +156,8 @@ class NativeDecoder:
 
     def _install_head(self, head: HeadWeights, arena: Arena) -> None:
         lm_head = pack(head.lm_head, None, arena)
-        embed = None if head.lm_head is head.embed else bits(head.embed.clone())
+        tied = head.lm_head is head.embed
+        self._embedding = head.embed if tied else head.embed.clone()
+        embed = None if tied else bits(self._embedding)
         self._decoder.set_head(final_norm=array_of(head.final_norm), lm_head=lm_head, embed=embed)
         self._weight_bytes += lm_head.nbytes + (embed.nbytes if embed is not None else 0)

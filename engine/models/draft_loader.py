@@ -53,10 +53,10 @@ def load_draft(
             return GpuStandaloneDraft(config, small)
         return StandaloneDraft(config, small)
     on_cpu = native and supports_cpu_kernels(model, dtype, device)
-    # Native kernels keep bfloat16 weights as they are: random ones are as large as real ones.
-    stored = torch.bfloat16 if on_cpu and model.torch_dtype == "bfloat16" else dtype
     if load_format == "dummy":
-        weights = random_weights(config, stored, device)
+        # Native kernels keep bfloat16 weights as they are: random ones are as large as real ones.
+        stored = torch.bfloat16 if on_cpu and model.torch_dtype == "bfloat16" else dtype
+        weights = _random_weights(config, stored, device)
     else:
         weights = read_weights(folder, config)
     if config.hot_tokens:
@@ -87,8 +87,7 @@ def read_weights(folder: Path, config: DraftConfig) -> DraftWeights:
     return weights
 
 
-def random_weights(config: DraftConfig, dtype: torch.dtype, device: torch.device) -> DraftWeights:
-    """Random weights of an EAGLE or EAGLE3 draft, and a valid vocabulary."""
+def _random_weights(config: DraftConfig, dtype: torch.dtype, device: torch.device) -> DraftWeights:
     weights = read_draft(RandomTensors(dtype, device), config)
     weights.token_ids = spread_token_ids(config)
     return weights

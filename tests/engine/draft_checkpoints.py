@@ -131,7 +131,7 @@ def write_eagle3(
     draft_vocab: int | None = None,
     hidden: int | None = None,
     layer_ids: tuple[int, ...] | None = None,
-    trainer: Literal["official", "sglang", "speculators"] = "official",
+    trainer: Literal["official", "specforge", "sglang", "speculators"] = "official",
     chunk_norms: bool = False,
     input_norm: bool = False,
     qk_norm: bool = False,
@@ -161,7 +161,9 @@ def write_eagle3(
         theirs = f"aux_norm_{name}" if trainer == "official" else f"fc_norm.{index}"
         tensors[f"{theirs}.weight"] = sizes.norm(sizes.target_hidden)
     for index in range(layers):
-        prefix = f"layers.{index}." if index or trainer != "official" else "midlayer."
+        prefix = f"layers.{index}."
+        if index == 0 and trainer in ("official", "specforge"):
+            prefix = "midlayer."
         tensors |= sizes.layer(prefix, width if index else 2 * width, qk_norm=qk_norm)
         tensors[f"{prefix}input_layernorm.weight"] = sizes.norm(width)
         if index == 0 or trainer != "speculators":
@@ -279,6 +281,15 @@ DRAFTS = {
     "eagle-speculators": _eagle(trainer="speculators"),
     "eagle3": _eagle3(),
     "eagle3-sglang": _eagle3(trainer="sglang", layers=2, bias=None),
+    "eagle3-specforge": _eagle3(
+        {"chunks": 3, "norm_output": True},
+        trainer="specforge",
+        chunk_norms=True,
+        fc_norm=True,
+        norm_output=True,
+        eagle_config=None,
+        eagle_aux_hidden_state_layer_ids=(0, 2, 3),
+    ),
     "eagle3-shared-head": _eagle3(draft_vocab=0, layers=2),
     "eagle3-narrow": _eagle3(hidden=24),
     "eagle3-final-state": _eagle3(uses_final=True),

@@ -165,6 +165,14 @@ def test_a_norm_in_front_of_eagles_first_layer(tmp_path: Path, target: Target) -
     assert load(tmp_path, target, "EAGLE").config.first_layer_norm
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bias_that_the_config_leaves_open(tmp_path: Path, target: Target, bias: bool) -> None:
+    write_eagle(tmp_path, target[0], bias=bias)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace(f'"bias": {str(bias).lower()}, ', ""))
+    assert load(tmp_path, target, "EAGLE").config.fc_bias == bias
+
+
 def test_names() -> None:
     assert our_name("midlayer.mlp.up_proj.weight") == "model.layers.0.mlp.up_proj.weight"
     assert our_name("model.layers.1.mlp.up_proj.weight") == "model.layers.1.mlp.up_proj.weight"

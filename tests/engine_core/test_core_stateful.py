@@ -51,6 +51,7 @@ class Shape:
     priority: bool = False
     radix: bool = True
     reach: int = 0
+    shifts: bool = False
 
 
 shapes = st.builds(
@@ -63,6 +64,7 @@ shapes = st.builds(
     priority=st.booleans(),
     radix=st.sampled_from([True, True, True, False]),
     reach=st.sampled_from([0, 7, 20]),
+    shifts=st.booleans(),
 )
 
 
@@ -77,6 +79,7 @@ class CoreMachine(RuleBasedStateMachine):
             context_length=CONTEXT,
             device_drafter=device_oracle(VOCAB),
             draft_reach=shape.reach,
+            shifts_tokens=shape.shifts,
         )
         flags: dict[str, Any] = {}
         if shape.source is not None:
@@ -238,6 +241,8 @@ class CoreMachine(RuleBasedStateMachine):
             REACHED[f"drafts of {self.shape.source}"] += counters.spec_drafts
         if self.worker.draft_kv is not None:
             REACHED["drafted ahead of a row"] += self.worker.draft_kv.ahead
+            REACHED["stale page end"] += self.worker.draft_kv.stale
+        REACHED["page copy"] += self.worker.page_copies
         REACHED["eviction"] += self.core.scheduler.cache.evicted_pages
         REACHED["mixed step"] += self.worker.mixed_steps
         REACHED["cache hit"] += counters.cached_tokens > 0
@@ -292,5 +297,6 @@ def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         "drafts of gpu",
         "drafts of both",
         "drafted ahead of a row",
+        "page copy",
     ]
     run_until_reached(CoreMachine, REACHED, rare, examples=25, steps=30)

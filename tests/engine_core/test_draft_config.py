@@ -97,6 +97,9 @@ def test_eagle3(tmp_path: Path) -> None:
     assert (shared.draft_vocab_size, shared.owns_head, shared.norm_output) == (100, False, True)
     narrow = read(tmp_path, "EAGLE3", EAGLE3, hidden_size=32, target_hidden_size=64)
     assert (narrow.owns_embedding, narrow.feature_size, narrow.model.hidden_size) == (True, 192, 32)
+    llama4 = {"model_type": "llama4_text", "intermediate_size_mlp": 200}
+    assert read(tmp_path, "EAGLE3", EAGLE3, **llama4).model.intermediate_size == 200
+    assert read(tmp_path, "EAGLE3", EAGLE3, qkv_bias=True).model.qkv_bias
     old = read(tmp_path, "EAGLE3", EAGLE3, use_aux_norm=True, bias=True)
     assert old.chunk_norms
     assert old.fc_bias
