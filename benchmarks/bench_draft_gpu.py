@@ -1,6 +1,6 @@
 """An EAGLE3 draft's passes on an NVIDIA GPU: a decode step, all of a round's, and the extend.
 
-    python benchmarks/bench_draft_gpu.py > h200-draft.json
+    python benchmarks/bench_draft_gpu.py --json h200-draft.json
 
 Of two drafts with random weights: that of benchmarks/configs/qwen3-8b-eagle3, and one layer of
 pycoder's shape, whose steps are launches and little else. A time is a graph of several calls,
@@ -236,6 +236,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rows", nargs="*", type=int, default=[1, 8, 32])
+    parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     bandwidth = copy_rate(DEVICE)
     measured: list[Row] = []
@@ -250,8 +251,7 @@ def main() -> int:
         "copy_gb_per_s": round(bandwidth / 1e9, 1),
         "rows": measured,
     }
-    json.dump(report, sys.stdout, indent=1)
-    print()
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 

@@ -65,6 +65,7 @@ COMMANDS = {
     ),
     "memory": Command("h200-memory.json", "benchmarks/memory_gpu.py --json {}", 200),
     "attention": Command("h200-attention.json", "benchmarks/bench_attention_gpu.py --json {}", 120),
+    "draft": Command("h200-draft.json", "benchmarks/bench_draft_gpu.py --json {}", 200),
     "linear": Command("h200-linear.json", "benchmarks/bench_linear_gpu.py --json {}", 200),
     "exact": Command("h200-exact.json", "benchmarks/exactness_gpu.py --json {}", 580),
     "exact-tp2": Command("h200-exact-tp2.json", "benchmarks/exactness_tp.py --json {}", 580, 2),

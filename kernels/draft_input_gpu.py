@@ -10,22 +10,35 @@ from .rms_norm_gpu import normed_row, row_warps
 @triton.jit
 def _half(
     source: tl.tensor,
-    gain: tl.tensor,
+    norm: tl.tensor,
     target: tl.tensor,
     eps: tl.tensor,
+    ids: tl.tensor,
+    token: tl.tensor,
+    known: tl.tensor,
+    stride: tl.tensor,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    NORMED: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
-    """Write a row of WIDTH elements, normed with its weights if NORMED."""
+    """Row ``token`` of ``source``, or the one that ``ids`` names there, normed by ``norm``."""
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    value = tl.load(source + column, mask=inside, other=0.0)
-    if NORMED:
+    gain = 1.0
+    if norm is not None:
+        gain = tl.load(norm + column, mask=inside, other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = token
+    if ids is not None:
+        row = tl.load(ids + token).to(tl.int64)
+        row = tl.where((row >= 0) & (row < known), row, 0)
+    value = tl.load(source + row * stride + column, mask=inside, other=0.0)
+    if norm is not None:
         wide = value.to(tl.float32)
-        normed = normed_row(wide, gain, eps, WIDTH, False, target.dtype.element_ty)
-        value = normed.to(target.dtype.element_ty)
-    tl.store(target + column, value, mask=inside)
+        value = normed_row(wide, gain, eps, WIDTH, False, target.dtype.element_ty)
+    tl.store(target + column, value.to(target.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -48,28 +61,16 @@ def _draft_input(
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
     row = out + token * (EMBED + HIDDEN)
+    # Halves have code of their own, whose sizes may differ: names of a branch stay inside it.
     if tl.program_id(1) == 0:
-        column = tl.arange(0, EMBED_BLOCK)
-        gain = 1.0
-        if embed_norm is not None:
-            gain = tl.load(embed_norm + column, mask=column < EMBED, other=0.0)
-        if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
-            tl.extra.cuda.gdc_wait()
-        given = tl.load(ids + token).to(tl.int64)
-        given = tl.where((given >= 0) & (given < vocab), given, 0)
-        source = table + given * table_stride
-        _half(source, gain, row, eps, EMBED, EMBED_BLOCK, embed_norm is not None)
+        _half(
+            table, embed_norm, row, eps, ids, token, vocab, table_stride, EMBED, EMBED_BLOCK, PDL
+        )  # fmt: skip
     else:
-        column = tl.arange(0, HIDDEN_BLOCK)
-        gain = 1.0
-        if hidden_norm is not None:
-            gain = tl.load(hidden_norm + column, mask=column < HIDDEN, other=0.0)
-        if PDL:
-            tl.extra.cuda.gdc_launch_dependents()
-            tl.extra.cuda.gdc_wait()
-        source = hidden + token * hidden_stride
-        _half(source, gain, row + EMBED, eps, HIDDEN, HIDDEN_BLOCK, hidden_norm is not None)
+        _half(
+            hidden, hidden_norm, row + EMBED, eps, None, token, 0, hidden_stride, HIDDEN,
+            HIDDEN_BLOCK, PDL,
+        )  # fmt: skip
 
 
 def draft_input(

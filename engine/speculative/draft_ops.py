@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from ...kernels import draft_ops_cpu
+from ...kernels.draft_state import keep_state, take_state
 
 Op = Callable[..., None]
 
@@ -20,6 +21,8 @@ class DraftOps(NamedTuple):
     write_chains: Op
     expand_tree: Op
     select_tree: Op
+    take_state: Op
+    keep_state: Op
 
 
 _CPU = DraftOps(
@@ -30,6 +33,8 @@ _CPU = DraftOps(
     draft_ops_cpu.write_chains,
     draft_ops_cpu.expand_tree,
     draft_ops_cpu.select_tree,
+    take_state,
+    keep_state,
 )
 
 

@@ -115,7 +115,7 @@ class DraftPasses:
         extended = replace(
             batch,
             positions=positions,
-            is_tree=torch.zeros_like(batch.is_tree),
+            is_tree=self._shape(len(verdict.slots), 1)[2],
             logits_index=select,
         )
         if sources.is_cuda:

@@ -40,14 +40,20 @@ class EagleDrafter:
 
     def propose(self, rows: DraftRows) -> None:
         """Level 1 is known; every further one takes a pass."""
-        slots = rows.slots.long()
-        tokens, hidden = self.tokens[slots], self.hidden[slots]
+        count, state = len(rows.slots), (self.tokens, self.probs, self.hidden)
+        hidden = self.hidden.new_empty(count, self.hidden.shape[1])
         if self._tree is not None:
-            self._tree.propose(rows, tokens, self.probs[slots], hidden)
+            tokens, probs = (part.new_empty(count, part.shape[1]) for part in state[:2])
+            self._passes.ops.take_state(
+                rows.slots, state, tokens=tokens, probs=probs, hidden=hidden
+            )
+            self._tree.propose(rows, tokens, probs, hidden)
             return
-        count = min(self._steps, len(rows.tokens) - len(slots))
-        drafts = torch.empty(count, len(slots), dtype=torch.int64, device=slots.device)
-        drafts[0] = tokens[:, 0]
+        levels = min(self._steps, len(rows.tokens) - count)
+        drafts = self.tokens.new_empty(levels, count)
+        self._passes.ops.take_state(
+            rows.slots, state, tokens=drafts[0, :, None], probs=None, hidden=hidden
+        )
         self._passes.chain(rows, drafts[0], hidden, drafts[1:])
         self._passes.ops.write_chains(
             drafts, rows.cu_q, rows.caps,
@@ -63,14 +69,14 @@ class EagleDrafter:
         hidden = self._passes.net.fuse(features)
         batch.input_ids = next_ids
         out = self._passes.forward(batch, hidden)
-        slots, newest = verdict.slots.long(), batch.logits_index
+        newest = batch.logits_index
         tokens, probs = self._passes.candidates(
             out.head_input.index_select(0, newest), self.tokens.shape[1], self._tree is not None
         )
-        self.tokens[slots] = tokens
-        if probs is not None:
-            self.probs[slots] = probs
-        self.hidden[slots] = out.recurrent.index_select(0, newest)
+        self._passes.ops.keep_state(
+            verdict.slots, (self.tokens, self.probs, self.hidden), newest,
+            tokens=tokens, probs=probs, hidden=out.recurrent,
+        )  # fmt: skip
 
     def reset(self) -> None:
         """Nothing to do: a slot's state is written by the prefill of the request that enters."""

@@ -8,6 +8,7 @@ from ...kernels.draft_candidates_gpu import top_candidates
 from ...kernels.draft_extend_gpu import extend_inputs
 from ...kernels.draft_layout_gpu import chain_layout, tree_layout
 from ...kernels.draft_nodes_gpu import select_tree, write_chains
+from ...kernels.draft_state_gpu import keep_state, take_state
 from ...kernels.draft_tree_gpu import expand_tree
 from ..dependent_launch import launches_dependents
 from .draft_ops import DraftOps
@@ -18,7 +19,8 @@ _MOST_ROWS = 4096  # of one step; more take a second launch
 def gpu_draft_ops(device: torch.device) -> DraftOps:
     """Those for tensors on ``device``, all used in one stream."""
     arrived = torch.zeros(_MOST_ROWS, dtype=torch.int32, device=device)
-    candidates = partial(top_candidates, arrived=arrived, pdl=launches_dependents(device))
+    pdl = launches_dependents(device)
+    candidates = partial(top_candidates, arrived=arrived, pdl=pdl)
     return DraftOps(
         extend_inputs,
         chain_layout,
@@ -27,4 +29,6 @@ def gpu_draft_ops(device: torch.device) -> DraftOps:
         write_chains,
         expand_tree,
         select_tree,
+        partial(take_state, pdl=pdl),
+        partial(keep_state, pdl=pdl),
     )

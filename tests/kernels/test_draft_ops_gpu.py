@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from outrider.kernels import draft_extend, draft_layout, draft_nodes, draft_tree
+from outrider.kernels import draft_extend, draft_layout, draft_nodes, draft_state, draft_tree
 from outrider.kernels import draft_extend_gpu as extend_gpu
 from outrider.kernels import draft_layout_gpu as layout_gpu
 from outrider.kernels import draft_nodes_gpu as nodes_gpu
+from outrider.kernels import draft_state_gpu as state_gpu
 from outrider.kernels import draft_tree_gpu as tree_gpu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -218,3 +219,34 @@ def test_trees(rows: int, width: int, levels: int) -> None:
             )
             outs.append(out)
         same(*outs)
+
+
+def states(seed: int, count: int, width: int) -> draft_state.State:
+    tokens = ints(SLOTS, count, high=900, seed=seed, kind=torch.int64)
+    hidden = ints(SLOTS, width, high=99, seed=seed + 1, kind=torch.bfloat16)
+    return tokens, tokens.float() / 7, hidden
+
+
+@pytest.mark.parametrize("with_probs", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (3, 1023), (4, 1024), (1, 1025)])
+def test_states(rows: int, count: int, width: int, with_probs: bool) -> None:
+    outs = []
+    for module in (draft_state, state_gpu):
+        state, slots = states(3, count, width), permuted(rows, 1)
+        out = {"tokens": poisoned(torch.int64, rows, count)}
+        out["hidden"] = poisoned(torch.bfloat16, rows, width)
+        probs = poisoned(torch.float32, rows, count)
+        module.take_state(slots, state, probs=probs if with_probs else None, **out)
+        new, select = states(5, count, width), ints(rows, high=SLOTS, seed=6, kind=torch.int64)
+        module.keep_state(
+            slots,
+            state,
+            select,
+            tokens=new[0][:rows],
+            probs=new[1][:rows] if with_probs else None,
+            hidden=new[2],
+        )
+        out |= {"probs": probs, "kept": state[0], "kept_probs": state[1], "kept_hidden": state[2]}
+        outs.append(out)
+    same(*outs)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import msgspec
 import torch
 
 from outrider.engine.agreement import Ranks
@@ -16,7 +15,6 @@ from outrider.engine.speculative.device_drafter import LoadedDraft
 from outrider.engine_core.assembly import Assembly, assemble
 from outrider.engine_core.config import EngineConfig, resolve_config
 from outrider.engine_core.draft_config import SpecShape
-from outrider.engine_core.drafter_spec import DrafterSpec
 from outrider.engine_core.model_config import ModelConfig
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.step_times import StepTimes
@@ -85,12 +83,12 @@ def device_core(
     pool_tokens: int = 640,
     trace: TraceWriter | None = None,
     ranks: Ranks | None = None,
-    draft: tuple[DraftNet, SpecShape, DrafterSpec] | None = None,
+    draft: tuple[DraftNet, SpecShape] | None = None,
     **flags: object,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     """An assembled core on a GpuWorker; the step times say that drafts are cheap.
 
-    ``draft``: a draft model, how it drafts, and its drafter, in place of the one of the flags.
+    ``draft``: the draft model of the flags' algorithm, and how it drafts.
     """
     fields: dict[str, object] = {
         "max_running_requests": SLOTS // 2,
@@ -116,7 +114,7 @@ def device_core(
     pages = -(-(CONTEXT + SPARE_TOKENS) // page_size)
     loaded: LoadedDraft | None = None
     if draft is not None:
-        net, shape, spec = draft
+        net, shape = draft
         drafts = KVPool(kv.num_pages, page_size, net.config.model, net.dtype, DEVICE)
         # Rows that do not draft read what was never written: no NaN, which the interpreter refuses.
         drafts.data.fill_(100.0)
@@ -124,8 +122,6 @@ def device_core(
     worker = GpuWorker(info, config, model, kv, pages, ranks, loaded)
     resolved = resolve_config(config, info)
     assert not isinstance(resolved, Refused), str(resolved)
-    if draft is not None:
-        resolved = msgspec.structs.replace(resolved, drafter=spec)
     worker.prepare(resolved)
     times = StepTimes([1, 100], [1e-3, 1.1e-3])
     try:

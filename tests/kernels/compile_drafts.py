@@ -1,0 +1,97 @@
+"""Compiles the Triton kernels of drafts for Hopper, which needs no GPU; run as a script.
+
+The interpreter takes more than the compiler does: a name of two types, methods of constants.
+"""
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from outrider.kernels import (
+    add_rms_norm_gpu,
+    draft_candidates_gpu,
+    draft_extend_gpu,
+    draft_input_gpu,
+    draft_layout_gpu,
+    draft_nodes_gpu,
+    draft_state_gpu,
+    draft_tree_gpu,
+    embedding_gpu,
+    rms_norm_gpu,
+)
+
+TARGET = GPUTarget("cuda", 90, 32)
+TYPES = {"h": "*bf16", "f": "*fp32", "i": "*i32", "l": "*i64", "b": "*u8", "e": "fp32"}
+
+
+def compile_one(kernel: Any, pointers: dict[str, str], **constants: object) -> None:
+    """``pointers``: names by the key of their type; what is named nowhere is an int32."""
+    names = {name: TYPES[key] for key, some in pointers.items() for name in some.split()}
+    signature = {name: names.get(name, "i32") for name in kernel.arg_names}
+    signature |= dict.fromkeys(constants, "constexpr")
+    triton.compile(ASTSource(kernel, signature, constants), target=TARGET)
+    print(kernel.__name__, constants)
+
+
+def main() -> None:
+    """All of them; None stands for what is optional, 1 for sizes that Triton makes constants."""
+    halves = {"l": "ids", "h": "table hidden embed_norm hidden_norm out", "e": "eps"}
+    sizes = {"EMBED": 20, "EMBED_BLOCK": 32, "HIDDEN": 256, "HIDDEN_BLOCK": 256, "PDL": True}
+    none: dict[str, None] = {"embed_norm": None, "hidden_norm": None}
+    for given in ({}, none):
+        compile_one(draft_input_gpu._draft_input, halves, **sizes, **given)
+
+    best = {"h": "logits", "l": "token_ids tokens", "f": "values sums probs", "i": "places arrived"}
+    sizes = {"CHUNK": 1024, "CHUNKS": 4, "PDL": True}
+    kernel = draft_candidates_gpu._top_candidates
+    compile_one(kernel, best, COUNT=4, BLOCK=16, **sizes)
+    compile_one(kernel, best, COUNT=1, BLOCK=4, probs=None, sums=None, token_ids=None, **sizes)
+
+    extend = {
+        "i": "slots starts cu_q accept_lens tokens path prompts",
+        "b": "kinds",
+        "l": "input_ids next_ids sources positions select",
+    }
+    compile_one(draft_extend_gpu._extend_inputs, extend, BLOCK=256)
+    compile_one(draft_extend_gpu._extend_inputs, extend, BLOCK=256, prompts=None, rows=1, width=1)
+
+    places = {"i": "slots caps seq_lens page_table kv_lens", "l": "positions kv_slots"}
+    for chain in (True, False):
+        sizes = {"PAGE_SIZE": 16, "BLOCK": 128, "CHAIN": chain}
+        compile_one(draft_layout_gpu._lay_out, places, **sizes)
+        compile_one(draft_layout_gpu._lay_out, places, rows=1, each=1, level_width=1, **sizes)
+
+    nodes = {"i": "cu_q caps tokens parents proposed depths", "l": "drafts candidates beams"}
+    nodes["f"] = "scores"
+    compile_one(draft_nodes_gpu._write_chains, nodes, LANES=32)
+    compile_one(draft_nodes_gpu._write_chains, nodes, LANES=32, most=1)
+    for width in (1, 4):
+        compile_one(draft_nodes_gpu._select_tree, nodes, WIDTH=width, BLOCK=64, PART=16)
+
+    grown = {"f": "chances reach scores", "l": "successors candidates beams ids bits parents"}
+    for width, last in ((1, False), (4, False), (4, True)):
+        lanes = width * width
+        compile_one(draft_tree_gpu._expand_tree, grown, WIDTH=width, LANES=lanes, LAST=last)
+
+    moved = {
+        "i": "slots",
+        "l": "select tokens_from tokens_to",
+        "f": "probs_from probs_to",
+        "h": "hidden_from hidden_to",
+    }
+    sizes = {"LANES": 1, "COUNT": 1, "BLOCK": 256, "PDL": True}
+    no_probs: dict[str, None] = {"probs_from": None, "probs_to": None}
+    compile_one(draft_state_gpu._move, moved, TAKE=True, select=None, **no_probs, **sizes)
+    compile_one(draft_state_gpu._move, moved, TAKE=False, **sizes)
+
+    norm = {"h": "x residual total weight out table", "l": "ids", "e": "eps"}
+    sizes = {"WIDTH": 250, "BLOCK": 256, "PDL": True}
+    compile_one(rms_norm_gpu._rms_norm, norm, GAINS=3, GEMMA=False, **sizes)
+    compile_one(add_rms_norm_gpu._add_rms_norm, norm, GEMMA=False, **sizes)
+    compile_one(embedding_gpu._embed, norm, **sizes)
+
+
+if __name__ == "__main__":
+    main()
