@@ -65,13 +65,15 @@ class EagleDrafter:
         batch, next_ids, sources = self._passes.extend(verdict, self._texts.tokens)
         features = verdict.features
         if self._tree is not None or len(sources) < len(features):  # else they are in their places
-            features = features.index_select(0, sources)
+            features = self._passes.ops.pick_rows(sources, features)
         hidden = self._passes.net.fuse(features)
         batch.input_ids = next_ids
         out = self._passes.forward(batch, hidden)
         newest = batch.logits_index
         tokens, probs = self._passes.candidates(
-            out.head_input.index_select(0, newest), self.tokens.shape[1], self._tree is not None
+            self._passes.ops.pick_rows(newest, out.head_input),
+            self.tokens.shape[1],
+            self._tree is not None,
         )
         self._passes.ops.keep_state(
             verdict.slots, (self.tokens, self.probs, self.hidden), newest,
