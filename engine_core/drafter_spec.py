@@ -84,6 +84,7 @@ _EAGLE = DrafterSpec(
     implementation="outrider.engine.speculative.eagle_drafter:make",
     tree=True,
     draft_kv=DraftKV.SHARED_SLOTS,
+    shifts_tokens=True,
 )
 BUILT_IN: dict[str, DrafterSpec] = {
     "NGRAM": NGRAM,

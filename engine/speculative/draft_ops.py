@@ -41,7 +41,6 @@ _CPU = DraftOps(
     draft_ops_cpu.select_tree,
     take_state,
     keep_state,
-    pick_rows,
 )
 
 

@@ -63,14 +63,27 @@ shapes = st.builds(
     policy=st.sampled_from(["fcfs", "lpm"]),
     priority=st.booleans(),
     radix=st.sampled_from([True, True, True, False]),
-    reach=st.sampled_from([0, 7, 20]),
-    shifts=st.booleans(),
+)
+
+# Of drafters with KV in the target's pages.
+kv_shapes = st.builds(
+    Shape,
+    page_size=st.sampled_from([1, 4, 4, 16]),
+    num_tokens=st.sampled_from([160, 224, 512]),
+    overlap=st.booleans(),
+    source=st.sampled_from(["gpu", "both"]),
+    priority=st.booleans(),
+    reach=st.sampled_from([6, 20]),
+    shifts=st.sampled_from([True, True, False]),
 )
 
 
 class CoreMachine(RuleBasedStateMachine):
     @initialize(shape=shapes, chunk=st.sampled_from([3, 8, 32, -1]), slots=st.integers(2, 6))
     def start(self, shape: Shape, chunk: int, slots: int) -> None:
+        self.begin(shape, chunk, slots)
+
+    def begin(self, shape: Shape, chunk: int, slots: int) -> None:
         self.worker = FakeWorker(
             num_pages=shape.num_tokens // shape.page_size,
             page_size=shape.page_size,
@@ -278,6 +291,12 @@ class CoreMachine(RuleBasedStateMachine):
         return message.params.seed or 0
 
 
+class DraftKVMachine(CoreMachine):
+    @initialize(shape=kv_shapes, chunk=st.sampled_from([3, 8, 32, -1]), slots=st.integers(2, 6))
+    def start(self, shape: Shape, chunk: int, slots: int) -> None:
+        self.begin(shape, chunk, slots)
+
+
 @pytest.mark.no_cover  # the tracer makes it three times as slow; coverage stands without it
 def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     REACHED.clear()
@@ -296,7 +315,19 @@ def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         "dropped row",
         "drafts of gpu",
         "drafts of both",
-        "drafted ahead of a row",
-        "page copy",
     ]
     run_until_reached(CoreMachine, REACHED, rare, examples=25, steps=30)
+
+
+@pytest.mark.no_cover
+def test_drafters_with_kv_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    REACHED.clear()
+    monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 6)
+    rare = [
+        "retraction",
+        "abort in flight",
+        "page copy",
+        "drafted ahead of a row",
+        "stale page end",
+    ]
+    run_until_reached(DraftKVMachine, REACHED, rare, examples=25, steps=30)
