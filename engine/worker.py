@@ -12,6 +12,8 @@ import torch
 from ..engine_core.config import CoreConfig
 from ..engine_core.plan import HostDrafts, StepPlan, StepResult
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
+from .draft_clock import draft_work
+from .measure import StepTimer
 from .speculative.device_drafter import LoadedDraft, make_drafter
 from .step import StepRunner
 
@@ -133,8 +135,11 @@ class TorchWorker:
         """Make the device's drafter; all else grows with the steps."""
         page_table = self._runner.state.page_table
         drafter = make_drafter(config, page_table, self._info.page_size, self._draft)
-        if drafter is not None:
-            self._runner.draft_with(drafter)
+        if drafter is None:
+            return
+        self._runner.draft_with(drafter)
+        if self._draft is not None and isinstance(self._timer, StepTimer):
+            self._timer.draft_work = draft_work(drafter, self._draft, self._runner.state)
 
     def fail(self, reason: str) -> None:
         """Make ``collect`` raise behind the results that are in."""

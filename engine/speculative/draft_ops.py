@@ -5,18 +5,14 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels.draft_candidates import top_candidates
-from ...kernels.draft_extend import extend_inputs
-from ...kernels.draft_layout import chain_layout, tree_layout
-from ...kernels.draft_nodes import select_tree, write_chains
+from ...kernels import draft_ops_cpu
 from ...kernels.draft_state import keep_state, take_state
-from ...kernels.draft_tree import expand_tree
 
 Op = Callable[..., None]
 
 
 class DraftOps(NamedTuple):
-    """Functions named and described in ``kernels/draft_*.py``."""
+    """Functions named and described in ``kernels/draft_*.py``, and ``pick_rows``."""
 
     extend_inputs: Op
     chain_layout: Op
@@ -27,16 +23,22 @@ class DraftOps(NamedTuple):
     select_tree: Op
     take_state: Op
     keep_state: Op
+    pick_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-_TORCH = DraftOps(
-    extend_inputs,
-    chain_layout,
-    tree_layout,
-    top_candidates,
-    write_chains,
-    expand_tree,
-    select_tree,
+def pick_rows(index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows index[n] of ``rows`` [T, H], as [N, H]."""
+    return rows.index_select(0, index)
+
+
+_CPU = DraftOps(
+    draft_ops_cpu.extend_inputs,
+    draft_ops_cpu.chain_layout,
+    draft_ops_cpu.tree_layout,
+    draft_ops_cpu.top_candidates,
+    draft_ops_cpu.write_chains,
+    draft_ops_cpu.expand_tree,
+    draft_ops_cpu.select_tree,
     take_state,
     keep_state,
 )
@@ -45,7 +47,7 @@ _TORCH = DraftOps(
 def draft_ops(device: torch.device) -> DraftOps:
     """Those for tensors on ``device``."""
     if device.type != "cuda":
-        return _TORCH
+        return _CPU
     # Loads triton, which machines without a GPU need not have.
     from .gpu_draft_ops import gpu_draft_ops
 

@@ -1,16 +1,38 @@
 """Index work of drafting against its definition: trees with ties, caps, places, extensions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from outrider.kernels.draft_candidates import top_candidates
-from outrider.kernels.draft_extend import extend_inputs
-from outrider.kernels.draft_layout import chain_layout, tree_layout
-from outrider.kernels.draft_nodes import select_tree, write_chains
-from outrider.kernels.draft_tree import expand_tree
+from outrider.kernels import (
+    draft_candidates,
+    draft_extend,
+    draft_layout,
+    draft_nodes,
+    draft_ops_cpu,
+    draft_tree,
+)
 
 from ..reference import draft_tree_ref as ref
+
+
+class Reference:
+    """The references, of several modules."""
+
+    extend_inputs = staticmethod(draft_extend.extend_inputs)
+    chain_layout = staticmethod(draft_layout.chain_layout)
+    tree_layout = staticmethod(draft_layout.tree_layout)
+    top_candidates = staticmethod(draft_candidates.top_candidates)
+    write_chains = staticmethod(draft_nodes.write_chains)
+    expand_tree = staticmethod(draft_tree.expand_tree)
+    select_tree = staticmethod(draft_nodes.select_tree)
+
+
+@pytest.fixture(params=[Reference, draft_ops_cpu], ids=["torch", "cpu"])
+def ops(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 def int32(*values: int) -> torch.Tensor:
@@ -30,7 +52,7 @@ class Oracle:
         return [(int(t), float(np.float32(c))) for t, c in zip(tokens, chances, strict=True)]
 
 
-def grow(oracles: list[Oracle], steps: int, width: int) -> tuple[torch.Tensor, ...]:
+def grow(ops: Any, oracles: list[Oracle], steps: int, width: int) -> tuple[torch.Tensor, ...]:
     """Scores, candidates and beams of some rows' trees, by ``expand_tree``."""
     rows, beam_levels = len(oracles), max(1, steps - 1)
     columns = width + (steps - 1) * width * width
@@ -59,7 +81,7 @@ def grow(oracles: list[Oracle], steps: int, width: int) -> tuple[torch.Tensor, .
         after = [[o(p) for p in some] for o, some in zip(oracles, paths, strict=True)]
         chances = torch.tensor([[[c for _, c in best] for best in some] for some in after])
         tokens = torch.tensor([[[t for t, _ in best] for best in some] for some in after])
-        expand_tree(
+        ops.expand_tree(
             level, chances, tokens, reach=reach, scores=scores, candidates=candidates, beams=beams,
             ids=ids, bits=bits, parents=parents,
         )  # fmt: skip
@@ -87,16 +109,18 @@ def check_ancestors(
 
 @pytest.mark.parametrize("levels", [[0.5], [1.0, 0.0], [0.5, 0.25], [0.31, 0.17, 0.11, 0.05]])
 @pytest.mark.parametrize(("steps", "width"), [(1, 1), (1, 4), (4, 1), (2, 2), (3, 4), (5, 3)])
-def test_trees_are_those_of_their_definition(steps: int, width: int, levels: list[float]) -> None:
+def test_trees_are_those_of_their_definition(
+    ops: Any, steps: int, width: int, levels: list[float]
+) -> None:
     rows, ties = 5, 0
     oracles = [Oracle(seed, width, levels) for seed in range(rows)]
-    scores, candidates, beams = grow(oracles, steps, width)
+    scores, candidates, beams = grow(ops, oracles, steps, width)
     caps = [0, 1, 3, 7, 60]
     cu_q = np.cumsum([0, *(cap + 1 for cap in caps)])
     tokens = torch.full((int(cu_q[-1]),), -9, dtype=torch.int32)
     parents = tokens.clone()
     proposed, depths = int32(*[-9] * rows), int32(*[-9] * rows)
-    select_tree(
+    ops.select_tree(
         scores, candidates, beams, int32(*cu_q.tolist()), int32(*caps),
         tokens=tokens, parents=parents, proposed=proposed, depths=depths,
     )  # fmt: skip
@@ -114,11 +138,11 @@ def test_trees_are_those_of_their_definition(steps: int, width: int, levels: lis
     assert ties or width == 1 or len(levels) > 2
 
 
-def test_chains_are_cut_and_padded() -> None:
+def test_chains_are_cut_and_padded(ops: Any) -> None:
     drafts = torch.tensor([[5, 6, 7], [8, 9, 10]])  # two drafts of each of three rows
     tokens, parents = int32(*[-9] * 9), int32(*[-9] * 9)
     proposed, depths = int32(-9, -9, -9), int32(-9, -9, -9)
-    write_chains(
+    ops.write_chains(
         drafts, int32(0, 2, 3, 7), int32(1, 0, 3),
         tokens=tokens, parents=parents, proposed=proposed, depths=depths,
     )  # fmt: skip
@@ -128,7 +152,7 @@ def test_chains_are_cut_and_padded() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_passes_stand_behind_the_slots(page_size: int) -> None:
+def test_passes_stand_behind_the_slots(ops: Any, page_size: int) -> None:
     table = torch.arange(1, 19, dtype=torch.int32).view(3, 6)
     table[1, 3:] = 0
     slots, caps, seq_lens = int32(1, 0, 2), int32(2, 0, 3), int32(3, 3 * page_size - 2, 2)
@@ -138,7 +162,7 @@ def test_passes_stand_behind_the_slots(page_size: int) -> None:
         "kv_slots": torch.full((4, 3), -9),
         "kv_lens": torch.full((4, 3), -9, dtype=torch.int32),
     }
-    chain_layout(slots, caps, seq_lens, table, page_size, **out)
+    ops.chain_layout(slots, caps, seq_lens, table, page_size, **out)
     for i in range(4):
         places = [int(seq_lens[1]) + i, 0, 2 + i]
         assert out["positions"][i].tolist() == places
@@ -152,7 +176,7 @@ def test_passes_stand_behind_the_slots(page_size: int) -> None:
             "kv_slots": torch.full((3, 6), -9),
             "kv_lens": int32(-9, -9, -9),
         }
-        tree_layout(slots, caps, seq_lens, table, page_size, 3, ahead, **tree)
+        ops.tree_layout(slots, caps, seq_lens, table, page_size, 3, ahead, **tree)
         first = int(seq_lens[2]) + ahead
         assert tree["positions"][2].tolist() == [first] * 3 + [first + 1] * 3
         wanted = [kv_slot(table[2], first + m, page_size) for m in range(6)]
@@ -167,7 +191,7 @@ def kv_slot(pages: torch.Tensor, place: int, page_size: int) -> int:
     return page * page_size + place % page_size
 
 
-def test_extensions_follow_the_accepted_path() -> None:
+def test_extensions_follow_the_accepted_path(ops: Any) -> None:
     """A verify row that took nodes 0, 2, one that failed, a chunk, a last chunk, and padding."""
     slots, kinds = int32(1, 4, 2, 3, 0), int32(2, 2, 0, 1, 2)
     starts, cu_q = int32(7, 9, 3, 0, 0), int32(0, 4, 6, 8, 10, 10)
@@ -180,7 +204,7 @@ def test_extensions_follow_the_accepted_path() -> None:
         name: torch.full((size,), -9)
         for name, size in (("next_ids", 12), ("sources", 12), ("positions", 12), ("select", 5))
     }
-    extend_inputs(
+    ops.extend_inputs(
         slots, kinds, starts, cu_q, int32(2, 0, 0, 1, 0), tokens, path,
         torch.arange(100, 112), prompts, **out,
     )  # fmt: skip
@@ -192,7 +216,7 @@ def test_extensions_follow_the_accepted_path() -> None:
     assert out["positions"].tolist() == [7, 8, 9, 10, 9, 10, 3, 4, 0, 1, 0, 0]
     assert out["select"].tolist()[:4] == [1, 4, 7, 9]
     assert 0 <= int(out["select"][4]) < 12
-    extend_inputs(
+    ops.extend_inputs(
         slots, kinds, starts, cu_q, int32(2, 0, 0, 1, 0), tokens, path,
         torch.arange(100, 112), None, **out,
     )  # fmt: skip
@@ -200,12 +224,12 @@ def test_extensions_follow_the_accepted_path() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_candidates_are_the_likeliest_with_the_lower_id_first(count: int) -> None:
+def test_candidates_are_the_likeliest_with_the_lower_id_first(ops: Any, count: int) -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [3.0, 3.0, 3.0, 3.0], [0.0, torch.nan, 1.0, 2.0]])
     tokens = torch.full((3, count), -9)
     probs = torch.full((3, count), torch.nan) if count > 1 else None
     mapped = torch.tensor([10, 20, 30, 40])
-    top_candidates(logits, mapped, tokens=tokens, probs=probs)
+    ops.top_candidates(logits, mapped, tokens=tokens, probs=probs)
     assert tokens[:2].tolist() == [[20, 30, 40][:count], [10, 20, 30][:count]]
     assert tokens.min() >= 10
     if probs is not None:
@@ -214,5 +238,5 @@ def test_candidates_are_the_likeliest_with_the_lower_id_first(count: int) -> Non
         )
         assert torch.allclose(probs[:2].double(), wanted, atol=1e-6)
         assert probs[2].tolist() == [0.0] * count
-    top_candidates(logits, None, tokens=tokens, probs=probs)
+    ops.top_candidates(logits, None, tokens=tokens, probs=probs)
     assert tokens[1].tolist() == [0, 1, 2][:count]

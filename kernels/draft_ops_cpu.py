@@ -1,0 +1,242 @@
+"""The index work of drafting on a CPU, in numpy: a torch call costs as much as a small layer.
+
+Signatures and meanings are those of the references in ``draft_*.py``.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from . import greedy_argmax_cpu
+
+_LAST_CHUNK, _VERIFY = 1, 2
+_LEAST = torch.finfo(torch.float32).min
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+
+def extend_inputs(
+    slots: torch.Tensor,
+    kinds: torch.Tensor,
+    starts: torch.Tensor,
+    cu_q: torch.Tensor,
+    accept_lens: torch.Tensor,
+    tokens: torch.Tensor,
+    path: torch.Tensor,
+    input_ids: torch.Tensor,
+    prompts: torch.Tensor | None,
+    *,
+    next_ids: torch.Tensor,
+    sources: torch.Tensor,
+    positions: torch.Tensor,
+    select: torch.Tensor,
+) -> None:
+    """Lay R rows out again, verify rows as the chains that they accepted; see the reference."""
+    given, ids, cu = input_ids.numpy(), next_ids.numpy(), cu_q.numpy()
+    source, place = sources.numpy(), positions.numpy()
+    source[:] = np.arange(len(source))
+    ids[:-1], ids[-1] = given[1:], 0
+    place[cu[-1] :], ids[cu[-1] :] = 0, 0
+    emitted, nodes, newest = tokens.numpy(), path.numpy(), select.numpy()
+    for row, (begin, end, start, kind, count) in enumerate(
+        zip(
+            cu[:-1].tolist(), cu[1:].tolist(), starts.tolist(), kinds.tolist(),
+            accept_lens.tolist(), strict=True,
+        )
+    ):  # fmt: skip
+        length = end - begin
+        place[begin:end] = np.arange(start, start + length)
+        if kind == _VERIFY:
+            ids[begin : begin + count] = emitted[row, :count]
+            source[begin : begin + count] = nodes[row, :count] + begin
+            newest[row] = max(0, begin + min(max(count, 1), length) - 1)
+            if length > count:
+                ids[end - 1] = 0
+            continue
+        newest[row] = max(0, end - 1)
+        if kind == _LAST_CHUNK:
+            behind = int(emitted[row, 0]) if count else 0
+        elif prompts is None:
+            behind = 0
+        else:
+            behind = int(prompts[int(slots[row]), min(start + length, prompts.shape[1] - 1)])
+        if length:
+            ids[end - 1] = behind
+
+
+def chain_layout(
+    slots: torch.Tensor,
+    caps: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    *,
+    positions: torch.Tensor,
+    kv_slots: torch.Tensor,
+    kv_lens: torch.Tensor,
+) -> None:
+    """Lay out N passes over R rows of one token each; see the reference."""
+    place, rows, drafts = positions.numpy(), slots.numpy(), caps.numpy() > 0
+    np.multiply(
+        seq_lens.numpy()[rows] + np.arange(len(place))[:, None], drafts, out=place, casting="unsafe"
+    )
+    kv_slots.numpy()[:] = _kv_slots(rows, drafts, place, page_table, page_size)
+    np.add(place, 1, out=kv_lens.numpy(), casting="unsafe")
+
+
+def tree_layout(
+    slots: torch.Tensor,
+    caps: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    width: int,
+    ahead: int,
+    *,
+    positions: torch.Tensor,
+    kv_slots: torch.Tensor,
+    kv_lens: torch.Tensor,
+) -> None:
+    """Lay out one pass over R rows of C tree nodes each; see the reference."""
+    rows, drafts = slots.numpy(), caps.numpy()[:, None] > 0
+    node = np.arange(positions.shape[1])
+    first = (seq_lens.numpy()[rows][:, None] + ahead) * drafts
+    positions.numpy()[:] = (first + node // width) * drafts
+    index = ((first + node) * drafts).astype(np.int64)
+    kv_slots.numpy()[:] = _kv_slots(rows[:, None], drafts, index, page_table, page_size)
+    kv_lens.numpy()[:] = first[:, 0] + len(node)
+
+
+def _kv_slots(
+    rows: I32, drafts: npt.NDArray[np.bool_], index: I64, page_table: torch.Tensor, page_size: int
+) -> I64:
+    """KV slots of sequence indices; 0 where no draft is made, page 0 beyond the table."""
+    table = page_table.numpy()
+    column = index // page_size
+    most = table.shape[1] - 1
+    pages = table[rows, np.minimum(column, most)] * (column <= most)
+    slots: I64 = (pages.astype(np.int64) * page_size + index % page_size) * drafts
+    return slots
+
+
+def top_candidates(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor | None,
+    *,
+    tokens: torch.Tensor,
+    probs: torch.Tensor | None,
+) -> None:
+    """The K most likely tokens of each of N rows; see the reference."""
+    values = logits if logits.dtype == torch.float32 else logits.float()
+    best = np.empty(len(values), dtype=np.int64)
+    out, row = tokens.numpy(), np.arange(len(values))
+    if probs is not None:
+        chances = torch.softmax(values, dim=1).numpy()
+        left = values.clone().numpy()
+    else:
+        left = values.numpy()
+    for rank in range(out.shape[1]):
+        greedy_argmax_cpu.greedy_argmax(left, best)
+        unusable = best < 0
+        best[unusable] = 0
+        out[:, rank] = best
+        if probs is not None:
+            left[row, best] = np.where(unusable, left[row, best], _LEAST)
+            probs.numpy()[:, rank] = np.where(unusable, 0, chances[row, best])
+    if token_ids is not None:
+        out[:] = token_ids.numpy()[out]
+
+
+def write_chains(
+    drafts: torch.Tensor,
+    cu_q: torch.Tensor,
+    caps: torch.Tensor,
+    *,
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    proposed: torch.Tensor,
+    depths: torch.Tensor,
+) -> None:
+    """Write the first caps[r] of N drafts of each of R rows as a chain; see the reference."""
+    given, most = drafts.numpy(), len(drafts)
+    out, above = tokens.numpy(), parents.numpy()
+    chain = np.arange(most)
+    counts = np.minimum(caps.numpy(), most)
+    for row, (begin, cap, count) in enumerate(
+        zip(cu_q.tolist(), caps.tolist(), counts.tolist(), strict=False)
+    ):
+        first = begin + 1
+        out[first : first + count] = given[:count, row]
+        above[first : first + count] = chain[:count]
+        out[first + count : first + cap] = 0
+        above[first + count : first + cap] = -1
+    proposed.numpy()[:] = counts
+    depths.numpy()[:] = counts
+
+
+def expand_tree(
+    level: int,
+    chances: torch.Tensor,
+    successors: torch.Tensor,
+    *,
+    reach: torch.Tensor,
+    scores: torch.Tensor,
+    candidates: torch.Tensor,
+    beams: torch.Tensor,
+    ids: torch.Tensor,
+    bits: torch.Tensor,
+    parents: torch.Tensor,
+) -> None:
+    """Grow R trees by a level; see the reference."""
+    best_so_far = reach.numpy()
+    rows, width = best_so_far.shape
+    begin = width + (level - 1) * width * width
+    cumulative = (best_so_far[:, :, None] * chances.numpy()).reshape(rows, -1)
+    following = successors.numpy().reshape(rows, -1)
+    scores.numpy()[:, begin : begin + width * width] = cumulative
+    candidates.numpy()[:, begin : begin + width * width] = following
+    if level >= beams.shape[1]:
+        return
+    best = np.argsort(-cumulative, axis=1, kind="stable")[:, :width]
+    best_so_far[:] = np.take_along_axis(cumulative, best, 1)
+    above = parents.numpy()
+    above[:] = best // width
+    beams.numpy()[:, level] = begin + best
+    here = slice(level * width, (level + 1) * width)
+    ids.numpy()[:, here] = np.take_along_axis(following, best, 1)
+    sets = bits.numpy()
+    own = np.uint64(1) << np.arange(here.start, here.stop, dtype=np.uint64)
+    before = sets[:, (level - 1) * width : level * width]
+    sets[:, here] = np.take_along_axis(before, above, 1) | own.view(np.int64)
+
+
+def select_tree(
+    scores: torch.Tensor,
+    candidates: torch.Tensor,
+    beams: torch.Tensor,
+    cu_q: torch.Tensor,
+    caps: torch.Tensor,
+    *,
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    proposed: torch.Tensor,
+    depths: torch.Tensor,
+) -> None:
+    """Write the best caps[r] of C candidates of each of R rows as a tree; see the reference."""
+    width, columns = beams.shape[2], scores.shape[1]
+    ranked = np.argsort(-scores.numpy(), axis=1, kind="stable")
+    given, of_beam = candidates.numpy(), beams.numpy().reshape(len(ranked), -1)
+    out, above = tokens.numpy(), parents.numpy()
+    deepest, counts = depths.numpy(), proposed.numpy()
+    for row, (begin, cap) in enumerate(zip(cu_q.tolist(), caps.tolist(), strict=False)):
+        first, count = begin + 1, min(cap, columns)
+        chosen = np.sort(ranked[row, :count])
+        level = np.where(chosen < width, 0, 1 + (chosen - width) // (width * width))
+        beam = (level - 1) * width + (chosen - width) % (width * width) // width
+        number = 1 + np.searchsorted(chosen, of_beam[row, np.maximum(beam, 0)])
+        out[first : first + count] = given[row, chosen]
+        above[first : first + count] = np.where(level == 0, 0, number)
+        out[first + count : first + cap] = 0
+        above[first + count : first + cap] = -1
+        deepest[row] = level.max(initial=-1) + 1
+        counts[row] = count
