@@ -31,12 +31,16 @@ def _extend_inputs(
     columns: tl.tensor,
     prompts_stride: tl.tensor,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """Row program_id(0), or what lies behind all rows; the second axis shares its tokens."""
     row = tl.program_id(0)
     first = tl.program_id(1) * BLOCK
     step = tl.num_programs(1) * BLOCK
     lane = tl.arange(0, BLOCK)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     begin = tl.load(cu_q + row)
     if row == rows:
         for low in range(begin + first, total, step):
@@ -95,8 +99,12 @@ def extend_inputs(
     sources: torch.Tensor,
     positions: torch.Tensor,
     select: torch.Tensor,
+    pdl: bool = False,
 ) -> None:
-    """Lay R rows out again, verify rows as the chains that they accepted; see the reference."""
+    """Lay R rows out again, verify rows as the chains that they accepted; see the reference.
+
+    ``pdl``: programmatic dependent launch (Hopper and later).
+    """
     rows, total = len(slots), len(input_ids)
     blocks = min(max(1, triton.cdiv(total, _BLOCK * max(rows, 1))), _MOST_BLOCKS)
     _extend_inputs[(rows + 1, blocks)](
@@ -119,5 +127,7 @@ def extend_inputs(
         0 if prompts is None else prompts.shape[1],
         0 if prompts is None else prompts.stride(0),
         BLOCK=_BLOCK,
+        PDL=pdl,
         num_warps=_BLOCK // 64,
+        launch_pdl=pdl,
     )

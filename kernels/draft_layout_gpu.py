@@ -25,12 +25,16 @@ def _lay_out(
     PAGE_SIZE: tl.constexpr,
     CHAIN: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     """Token ``lane`` of rows * each: of a chain, pass by pass; of a tree, row by row."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < rows * each
     row = lane % rows if CHAIN else lane // each
     node = lane // rows if CHAIN else lane % each
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     slot = tl.load(slots + row, mask=inside, other=0).to(tl.int64)
     drafts = tl.load(caps + row, mask=inside, other=0) > 0
     start = tl.load(seq_lens + slot, mask=inside & drafts, other=0) + ahead
@@ -63,12 +67,16 @@ def chain_layout(
     positions: torch.Tensor,
     kv_slots: torch.Tensor,
     kv_lens: torch.Tensor,
+    pdl: bool = False,
 ) -> None:
-    """Lay out N passes over R rows of one token each, see the reference; outputs are contiguous."""
+    """Lay out N passes over R rows of one token each, see the reference; outputs are contiguous.
+
+    ``pdl``: programmatic dependent launch (Hopper and later).
+    """
     passes, rows = positions.shape
     _launch(
         slots, caps, seq_lens, page_table, page_size, positions, kv_slots, kv_lens, rows, passes,
-        1, 0, True,
+        1, 0, True, pdl,
     )  # fmt: skip
 
 
@@ -84,12 +92,13 @@ def tree_layout(
     positions: torch.Tensor,
     kv_slots: torch.Tensor,
     kv_lens: torch.Tensor,
+    pdl: bool = False,
 ) -> None:
-    """Lay out one pass over R rows of C tree nodes each, see the reference."""
+    """Lay out one pass over R rows of C tree nodes each, see the reference and ``chain_layout``."""
     rows, nodes = positions.shape
     _launch(
         slots, caps, seq_lens, page_table, page_size, positions, kv_slots, kv_lens, rows, nodes,
-        width, ahead, False,
+        width, ahead, False, pdl,
     )  # fmt: skip
 
 
@@ -107,6 +116,7 @@ def _launch(
     width: int,
     ahead: int,
     chain: bool,
+    pdl: bool,
 ) -> None:
     if rows * each == 0:
         return
@@ -127,5 +137,7 @@ def _launch(
         PAGE_SIZE=page_size,
         CHAIN=chain,
         BLOCK=_BLOCK,
+        PDL=pdl,
         num_warps=2,
+        launch_pdl=pdl,
     )

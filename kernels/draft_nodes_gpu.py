@@ -17,8 +17,12 @@ def _write_chains(
     most: tl.tensor,
     stride: tl.tensor,
     LANES: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     cap = tl.load(caps + row)
     begin = tl.load(cu_q + row) + 1
     for low in range(0, cap, LANES):
@@ -40,8 +44,12 @@ def write_chains(
     parents: torch.Tensor,
     proposed: torch.Tensor,
     depths: torch.Tensor,
+    pdl: bool = False,
 ) -> None:
-    """Write the first caps[r] of N drafts of each of R rows as a chain, see the reference."""
+    """Write the first caps[r] of N drafts of each of R rows as a chain, see the reference.
+
+    ``pdl``: programmatic dependent launch (Hopper and later).
+    """
     most, rows = drafts.shape
     if rows:
         _write_chains[(rows,)](
@@ -55,7 +63,9 @@ def write_chains(
             most,
             drafts.stride(0),
             LANES=32,
+            PDL=pdl,
             num_warps=1,
+            launch_pdl=pdl,
         )
 
 
@@ -75,8 +85,12 @@ def _select_tree(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     PART: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     cap = tl.load(caps + row)
     count = tl.minimum(cap, columns)
     deepest = 0
@@ -142,8 +156,12 @@ def select_tree(
     parents: torch.Tensor,
     proposed: torch.Tensor,
     depths: torch.Tensor,
+    pdl: bool = False,
 ) -> None:
-    """Write the best caps[r] of C candidates of each of R rows as a tree, see the reference."""
+    """Write the best caps[r] of C candidates of each of R rows as a tree, see the reference.
+
+    ``pdl``: programmatic dependent launch (Hopper and later).
+    """
     rows, columns = scores.shape
     if rows:
         block = max(16, triton.next_power_of_2(columns))
@@ -162,5 +180,7 @@ def select_tree(
             WIDTH=beams.shape[2],
             BLOCK=block,
             PART=16,
+            PDL=pdl,
             num_warps=min(8, max(1, block // 32)),
+            launch_pdl=pdl,
         )

@@ -24,10 +24,14 @@ def _expand_tree(
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
     LAST: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     inside = lane < WIDTH * WIDTH
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     above = tl.load(reach + row * WIDTH + lane // WIDTH, mask=inside, other=0.0)
     chance = tl.load(chances + row * (WIDTH * WIDTH) + lane, mask=inside, other=0.0)
     token = tl.load(successors + row * (WIDTH * WIDTH) + lane, mask=inside, other=0)
@@ -66,8 +70,12 @@ def expand_tree(
     ids: torch.Tensor,
     bits: torch.Tensor,
     parents: torch.Tensor,
+    pdl: bool = False,
 ) -> None:
-    """Grow R trees by a level, see the reference; all tensors are contiguous."""
+    """Grow R trees by a level, see the reference; all tensors are contiguous.
+
+    ``pdl``: programmatic dependent launch (Hopper and later).
+    """
     rows, width = reach.shape
     if rows:
         _expand_tree[(rows,)](
@@ -88,5 +96,7 @@ def expand_tree(
             WIDTH=width,
             LANES=triton.next_power_of_2(width * width),
             LAST=level >= beams.shape[1],
+            PDL=pdl,
             num_warps=1,
+            launch_pdl=pdl,
         )

@@ -12,7 +12,7 @@ Op = Callable[..., None]
 
 
 class DraftOps(NamedTuple):
-    """Functions named and described in ``kernels/draft_*.py``."""
+    """Functions named and described in ``kernels/draft_*.py``, and ``pick_rows``."""
 
     extend_inputs: Op
     chain_layout: Op
@@ -23,6 +23,12 @@ class DraftOps(NamedTuple):
     select_tree: Op
     take_state: Op
     keep_state: Op
+    pick_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def pick_rows(index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows index[n] of ``rows`` [T, H], as [N, H]."""
+    return rows.index_select(0, index)
 
 
 _CPU = DraftOps(
@@ -35,6 +41,7 @@ _CPU = DraftOps(
     draft_ops_cpu.select_tree,
     take_state,
     keep_state,
+    pick_rows,
 )
 
 

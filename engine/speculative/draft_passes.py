@@ -3,8 +3,10 @@
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from ...engine_core.ids import RowKind
 from ..forward_batch import ForwardBatch, RowGroup
 from ..models.draft_net import DraftHidden
 from .device_drafter import DraftRows, LoadedDraft, Verdict
@@ -12,10 +14,10 @@ from .draft_ops import DraftOps
 
 
 class Extension(NamedTuple):
-    """The rows of a step as the chains they accepted, T entries (see ``extend_inputs``).
+    """The rows of a step as the chains they accepted, E entries (see ``extend_inputs``).
 
-    ``batch`` has the target's ids at their accepted places only where ``sources`` are read; its
-    ``logits_index`` int64[R] is every row's newest entry. ``next_ids``, ``sources`` int64[T].
+    ``batch``: all but its ids; ``logits_index`` int64[R] is every row's newest entry. ``next_ids``,
+    int64[E]; ``sources`` int64[E], the step's token of each entry.
     """
 
     batch: ForwardBatch
@@ -89,10 +91,11 @@ class DraftPasses:
             rows.slots, rows.caps, rows.seq_lens, self._page_table, self._kv.page_size,
             width, ahead, positions=positions, kv_slots=kv_slots, kv_lens=kv_lens,
         )  # fmt: skip
+        table, slots = self._pages(rows.slots, kv_lens)
         batch = self._batch(
-            rows.slots, ids.flatten().contiguous(), positions.flatten(), kv_slots.flatten(),
-            kv_lens, kv_lens, ids.shape[1],
-        )  # fmt: skip
+            table, slots, positions.flatten(), kv_slots.flatten(), kv_lens, ids.shape[1]
+        )
+        batch.input_ids = ids.flatten().contiguous()
         batch.tree_bits = bits.flatten().contiguous()
         batch.is_tree = torch.ones_like(batch.is_tree)
         return self.forward(batch, None if hidden is None else hidden.flatten(0, 1).contiguous())
@@ -115,9 +118,11 @@ class DraftPasses:
             is_tree=self._shape(len(verdict.slots), 1)[2],
             logits_index=select,
         )
-        if batch.slots is not None and not sources.is_cuda:
+        if sources.is_cuda:
+            return Extension(extended, next_ids, sources)
+        if batch.slots is not None:
             extended.page_table, extended.slots = batch.page_table[batch.slots.long()], None
-        return Extension(extended, next_ids, sources)
+        return without_junk(Extension(extended, next_ids, sources), verdict)
 
     def _chain_batches(self, rows: DraftRows, passes: int) -> list[ForwardBatch]:
         """Passes over R rows of one token each (ids to come), one place on every time."""
@@ -130,33 +135,39 @@ class DraftPasses:
             rows.slots, rows.caps, rows.seq_lens, self._page_table, self._kv.page_size,
             positions=positions, kv_slots=kv_slots, kv_lens=kv_lens,
         )  # fmt: skip
-        longest = kv_lens[-1]
+        table, slots = self._pages(rows.slots, kv_lens)
         return [
-            self._batch(rows.slots, positions[i], positions[i], kv_slots[i], kv_lens[i], longest, 1)
-            for i in range(passes)
+            self._batch(table, slots, *fields, 1)
+            for fields in zip(positions.unbind(), kv_slots.unbind(), kv_lens.unbind(), strict=True)
         ]
+
+    def _pages(
+        self, slots: torch.Tensor, kv_lens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A page table for rows of these slots and lengths, and the slots if it is theirs."""
+        table = self._page_table
+        if table.is_cuda:
+            return table, slots
+        # Models on a CPU take the rows' own pages, as many as the longest row needs.
+        if len(slots) == 1:
+            return table.narrow(0, int(slots[0]), 1), None
+        pages = -(-int(kv_lens.max()) // self._kv.page_size)
+        return torch.from_numpy(table.numpy()[slots.numpy(), :pages]), None
 
     def _batch(
         self,
-        slots: torch.Tensor,
-        ids: torch.Tensor,
+        table: torch.Tensor,
+        slots: torch.Tensor | None,
         positions: torch.Tensor,
         kv_slots: torch.Tensor,
         kv_lens: torch.Tensor,
-        longest: torch.Tensor,
         width: int,
     ) -> ForwardBatch:
-        """R plain rows of ``width`` tokens; no length is above ``longest``."""
-        rows = len(slots)
+        """R plain rows of ``width`` tokens each, whose ids are to come."""
+        rows = len(kv_lens)
         cu_q, zeros, is_tree, index = self._shape(rows, width)
-        table: torch.Tensor = self._page_table
-        of_rows: torch.Tensor | None = slots
-        if not table.is_cuda:
-            # Models on a CPU take the rows' own pages, as many as the longest row needs.
-            pages = -(-int(longest.max()) // self._kv.page_size)
-            table, of_rows = table[slots.long(), :pages], None
         return ForwardBatch(
-            input_ids=ids,
+            input_ids=zeros,
             positions=positions,
             kv_slots=kv_slots,
             cu_q=cu_q,
@@ -165,7 +176,7 @@ class DraftPasses:
             tree_bits=zeros,
             is_tree=is_tree,
             logits_index=index,
-            slots=of_rows,
+            slots=slots,
             groups=(RowGroup(0, rows, width),),
         )
 
@@ -182,3 +193,32 @@ class DraftPasses:
             )
             self._shapes[rows, width] = made
         return made
+
+
+def without_junk(extension: Extension, verdict: Verdict) -> Extension:
+    """The extension without entries that were not accepted, as a CPU's shapes may depend on it.
+
+    Every row that has entries keeps one.
+    """
+    batch, cu = extension.batch, extension.batch.cu_q.numpy()
+    lengths = np.diff(cu)
+    accepted = np.clip(verdict.accept_lens.numpy(), 1, None)
+    kept = np.where(
+        verdict.kinds.numpy() == RowKind.VERIFY, np.minimum(accepted, lengths), lengths
+    ).astype(np.int32)
+    if (kept == lengths).all():
+        return extension
+    begins = np.zeros_like(cu)
+    np.cumsum(kept, out=begins[1:])
+    index = torch.from_numpy(np.repeat(cu[:-1] - begins[:-1], kept) + np.arange(begins[-1]))
+    trimmed = replace(
+        batch,
+        positions=batch.positions[index],
+        kv_slots=batch.kv_slots[index],
+        cu_q=torch.from_numpy(begins),
+        kv_lens=batch.kv_lens - torch.from_numpy(lengths - kept),
+        tree_bits=batch.tree_bits[: len(index)],
+        logits_index=torch.from_numpy(np.maximum(begins[1:] - 1, 0).astype(np.int64)),
+        groups=(),
+    )
+    return Extension(trimmed, extension.next_ids[index], extension.sources[index])

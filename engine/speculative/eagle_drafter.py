@@ -63,14 +63,17 @@ class EagleDrafter:
     def align(self, verdict: Verdict) -> None:
         """Run what was accepted, and keep level 1 of what follows it."""
         batch, next_ids, sources = self._passes.extend(verdict, self._texts.tokens)
-        hidden = self._passes.net.fuse(verdict.features)
-        if self._tree is not None:
-            hidden = hidden.index_select(0, sources)
+        features = verdict.features
+        if self._tree is not None or len(sources) < len(features):  # else they are in their places
+            features = self._passes.ops.pick_rows(sources, features)
+        hidden = self._passes.net.fuse(features)
         batch.input_ids = next_ids
         out = self._passes.forward(batch, hidden)
         newest = batch.logits_index
         tokens, probs = self._passes.candidates(
-            out.head_input.index_select(0, newest), self.tokens.shape[1], self._tree is not None
+            self._passes.ops.pick_rows(newest, out.head_input),
+            self.tokens.shape[1],
+            self._tree is not None,
         )
         self._passes.ops.keep_state(
             verdict.slots, (self.tokens, self.probs, self.hidden), newest,

@@ -10,6 +10,7 @@ from ...kernels.draft_layout_gpu import chain_layout, tree_layout
 from ...kernels.draft_nodes_gpu import select_tree, write_chains
 from ...kernels.draft_state_gpu import keep_state, take_state
 from ...kernels.draft_tree_gpu import expand_tree
+from ...kernels.embedding_gpu import embed
 from ..dependent_launch import launches_dependents
 from .draft_ops import DraftOps
 
@@ -20,15 +21,15 @@ def gpu_draft_ops(device: torch.device) -> DraftOps:
     """Those for tensors on ``device``, all used in one stream."""
     arrived = torch.zeros(_MOST_ROWS, dtype=torch.int32, device=device)
     pdl = launches_dependents(device)
-    candidates = partial(top_candidates, arrived=arrived, pdl=pdl)
     return DraftOps(
-        extend_inputs,
-        chain_layout,
-        tree_layout,
-        candidates,
-        write_chains,
-        expand_tree,
-        select_tree,
-        partial(take_state, pdl=pdl),
-        partial(keep_state, pdl=pdl),
+        extend_inputs=partial(extend_inputs, pdl=pdl),
+        chain_layout=partial(chain_layout, pdl=pdl),
+        tree_layout=partial(tree_layout, pdl=pdl),
+        top_candidates=partial(top_candidates, arrived=arrived, pdl=pdl),
+        write_chains=partial(write_chains, pdl=pdl),
+        expand_tree=partial(expand_tree, pdl=pdl),
+        select_tree=partial(select_tree, pdl=pdl),
+        take_state=partial(take_state, pdl=pdl),
+        keep_state=partial(keep_state, pdl=pdl),
+        pick_rows=partial(embed, pdl=pdl),
     )

@@ -52,8 +52,10 @@ class StandaloneDrafter:
     def align(self, verdict: Verdict) -> None:
         """Run what was accepted, for its KV alone."""
         batch, next_ids, sources = self._passes.extend(verdict, None)
-        if self._tree is not None:
-            batch.input_ids = batch.input_ids.index_select(0, sources)
+        given = verdict.batch.input_ids
+        if self._tree is not None or len(sources) < len(given):  # else they are in their places
+            given = given.index_select(0, sources)
+        batch.input_ids = given
         self._passes.forward(batch, None)
         self.bonus[verdict.slots.long()] = next_ids.index_select(0, batch.logits_index)
 

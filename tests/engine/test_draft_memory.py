@@ -14,6 +14,7 @@ from outrider.engine.models.draft_loader import load_draft
 from outrider.engine.rank_worker import find_site, load_rank
 from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.device_config import Placement
+from outrider.engine_core.draft_config import SpecShape
 from outrider.engine_core.draft_sizes import draft_sizes
 from outrider.engine_core.draft_source import DraftSource, find_draft
 from outrider.engine_core.memory_plan import MemoryPlan, memory_parts, plan_memory
@@ -21,6 +22,7 @@ from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.refusal import RefusedError
 
 from . import draft_checkpoints as drafts
+from .cores import running_engine
 from .tiny import write_checkpoint
 
 CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
@@ -140,6 +142,19 @@ def test_a_site_says_how_much_is_drafted(
     assert config.speculative_num_draft_tokens == 3
     warning = "warning: speculative_num_draft_tokens: 8 becomes 3"
     assert warning in capfd.readouterr().err
+
+
+def test_an_engine_reports_the_shape_that_it_drafts(target: Path, tmp_path: Path) -> None:
+    own = {"steps": 2, "topk": 2, "num_draft_tokens": 5}
+    folder = drafts.write_standalone(tmp_path / "d", target, outrider=own)
+    fields: dict[str, Any] = {"skip_tokenizer_init": True, "max_running_requests": 2}
+    with running_engine(config_of(target, "STANDALONE", folder, **fields)) as engine:
+        assert engine.info.draft_shape == SpecShape(2, 2, 5)
+        assert (engine.info.drafter, engine.info.num_draft_tokens) == ("STANDALONE", 5)
+    with running_engine(
+        config_of(target, "STANDALONE", folder, **fields).without_speculation()
+    ) as engine:
+        assert engine.info.draft_shape is None
 
 
 def test_what_is_wrong_with_a_draft_names_its_flag(target: Path, tmp_path: Path) -> None:

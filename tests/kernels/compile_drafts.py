@@ -54,26 +54,28 @@ def main() -> None:
         "b": "kinds",
         "l": "input_ids next_ids sources positions select",
     }
-    compile_one(draft_extend_gpu._extend_inputs, extend, BLOCK=256)
-    compile_one(draft_extend_gpu._extend_inputs, extend, BLOCK=256, prompts=None, rows=1, width=1)
+    compile_one(draft_extend_gpu._extend_inputs, extend, BLOCK=256, PDL=True)
+    sizes = {"BLOCK": 256, "PDL": False, "rows": 1, "width": 1}
+    compile_one(draft_extend_gpu._extend_inputs, extend, prompts=None, **sizes)
 
     places = {"i": "slots caps seq_lens page_table kv_lens", "l": "positions kv_slots"}
     for chain in (True, False):
-        sizes = {"PAGE_SIZE": 16, "BLOCK": 128, "CHAIN": chain}
+        sizes = {"PAGE_SIZE": 16, "BLOCK": 128, "CHAIN": chain, "PDL": True}
         compile_one(draft_layout_gpu._lay_out, places, **sizes)
         compile_one(draft_layout_gpu._lay_out, places, rows=1, each=1, level_width=1, **sizes)
 
     nodes = {"i": "cu_q caps tokens parents proposed depths", "l": "drafts candidates beams"}
     nodes["f"] = "scores"
-    compile_one(draft_nodes_gpu._write_chains, nodes, LANES=32)
-    compile_one(draft_nodes_gpu._write_chains, nodes, LANES=32, most=1)
+    compile_one(draft_nodes_gpu._write_chains, nodes, LANES=32, PDL=True)
+    compile_one(draft_nodes_gpu._write_chains, nodes, LANES=32, most=1, PDL=True)
     for width in (1, 4):
-        compile_one(draft_nodes_gpu._select_tree, nodes, WIDTH=width, BLOCK=64, PART=16)
+        compile_one(draft_nodes_gpu._select_tree, nodes, WIDTH=width, BLOCK=64, PART=16, PDL=True)
 
     grown = {"f": "chances reach scores", "l": "successors candidates beams ids bits parents"}
     for width, last in ((1, False), (4, False), (4, True)):
         lanes = width * width
-        compile_one(draft_tree_gpu._expand_tree, grown, WIDTH=width, LANES=lanes, LAST=last)
+        sizes = {"WIDTH": width, "LANES": lanes, "LAST": last, "PDL": True}
+        compile_one(draft_tree_gpu._expand_tree, grown, **sizes)
 
     moved = {
         "i": "slots",
