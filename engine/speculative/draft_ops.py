@@ -41,6 +41,7 @@ _CPU = DraftOps(
     draft_ops_cpu.select_tree,
     take_state,
     keep_state,
+    pick_rows,
 )
 
 

@@ -35,8 +35,12 @@ CASES = {
     "EAGLE": {},
     "EAGLE3": {},
     "EAGLE3-reduced": {"draft_vocab_size": 40, "feature_layers": (1, 3)},
-    "EAGLE3-own-head": {"own_head": True, "head_dim": 4, "num_attention_heads": 3,
-                        "num_key_value_heads": 1},
+    "EAGLE3-own-head": {
+        "own_head": True,
+        "head_dim": 4,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+    },
     "STANDALONE": {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1},
 }
 
