@@ -67,9 +67,7 @@ class Mixture:
 
     def take(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Step ``step``'s batch of this rank."""
-        parts = [
-            source.take((step * world + rank) * rows, rows) for source, rows in self._sources
-        ]
+        parts = [source.take((step * world + rank) * rows, rows) for source, rows in self._sources]
         return Batch(
             torch.cat([part.ids for part in parts]), torch.cat([part.own_from for part in parts])
         )

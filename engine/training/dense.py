@@ -14,6 +14,7 @@ from ..rotary import RotaryTable
 from ..weights import TensorSource
 from .compiled import compiled
 
+
 class TargetOutput(NamedTuple):
     """``hidden`` [B, T, H] after the final norm; ``streams`` [B, T, H] entering each captured
     layer.
@@ -147,9 +148,7 @@ class DenseTarget:
         config = self.config
         weights = tensors_of(layer)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        query, key, value = project(
-            stream, cos, sin, weights, heads, kv_heads, config.rms_norm_eps
-        )
+        query, key, value = project(stream, cos, sin, weights, heads, kv_heads, config.rms_norm_eps)
         tokens = stream.shape[1]
         end = at + tokens
         cache[0][:, :, at:end] = key

@@ -53,6 +53,4 @@ def draft_vocab(
     order = torch.from_numpy(np.concatenate([chosen, rest]))
     place = torch.empty(total, dtype=torch.int64)
     place[order] = torch.arange(total)
-    return DraftVocab(
-        size, torch.from_numpy(chosen).to(device), order.to(device), place.to(device)
-    )
+    return DraftVocab(size, torch.from_numpy(chosen).to(device), order.to(device), place.to(device))

@@ -65,13 +65,13 @@ class EagleRecipe(ABC):
     def matrices(self) -> frozenset[str]:
         """All but norms and the head."""
         return frozenset(
-            name for name, tensor in self.parameters.items() if tensor.ndim == 2 and "head" not in name
+            name
+            for name, tensor in self.parameters.items()
+            if tensor.ndim == 2 and "head" not in name
         )
 
     @abstractmethod
-    def initial(
-        self, generator: torch.Generator, sample: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def initial(self, generator: torch.Generator, sample: torch.Tensor) -> dict[str, torch.Tensor]:
         """The first parameters, on the target's device; ``sample``: rows of text [B, T]."""
 
     @abstractmethod
@@ -150,8 +150,7 @@ class EagleRecipe(ABC):
         rows = batch.ids.shape[1] - self._unroll
         _, features = self.features(batch)
         return [
-            passed
-            for _, passed in self._steps(batch.ids, features[:, :rows], self.fused(), False)
+            passed for _, passed in self._steps(batch.ids, features[:, :rows], self.fused(), False)
         ]
 
     def _steps(
@@ -206,11 +205,11 @@ class EagleRecipe(ABC):
         query, key, value = split_heads(F.linear(entering, weights["qkv"]), heads, kv_heads)
         return rotate(query, cos, sin), rotate(key, cos, sin), value
 
-    def _after(
-        self, stream: torch.Tensor, context: torch.Tensor, weights: Fused
-    ) -> torch.Tensor:
+    def _after(self, stream: torch.Tensor, context: torch.Tensor, weights: Fused) -> torch.Tensor:
         stream = stream + F.linear(context.transpose(1, 2).flatten(2), weights["o"])
-        normed = rms_norm(stream, weights["post_attention_layernorm.weight"], self._model.rms_norm_eps)
+        normed = rms_norm(
+            stream, weights["post_attention_layernorm.weight"], self._model.rms_norm_eps
+        )
         return stream + F.linear(silu_mul(F.linear(normed, weights["gate_up"])), weights["down"])
 
     def _layer_parameters(
@@ -269,9 +268,7 @@ class Eagle3(EagleRecipe):
             raise RefusedError(Refused("draft_vocab_size", str(error))) from None
         super().__init__(setting, layer_model(setting, 4), vocab)
 
-    def initial(
-        self, generator: torch.Generator, sample: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def initial(self, generator: torch.Generator, sample: torch.Tensor) -> dict[str, torch.Tensor]:
         """Norms that even out the streams' dimensions, some of which are hundreds of times larger
         than others; the target's final norm, and its head's rows for a head of its own.
         """
@@ -363,9 +360,7 @@ class Eagle(EagleRecipe):
         vocab = draft_vocab(setting.counts, None, (), setting.target.device)
         super().__init__(setting, layer_model(setting, 6), vocab)
 
-    def initial(
-        self, generator: torch.Generator, sample: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def initial(self, generator: torch.Generator, sample: torch.Tensor) -> dict[str, torch.Tensor]:
         """A matrix for the pair, which at first keeps the hidden state as it is, and a layer
         without a norm at its entry.
         """

@@ -96,14 +96,10 @@ def train_draft(
     card = model_card(spec, exported, outcome, data.own.size, data.corpus.size)
     write_draft(output, exported, card, folder if spec.algorithm == "STANDALONE" else None)
     _say(f"{output}: {size / 1e6:.2f} MB, {outcome.position.step} steps")
-    return TrainReport(
-        output, outcome, parameters, time.monotonic() - begun, _prompts(data)
-    )
+    return TrainReport(output, outcome, parameters, time.monotonic() - begun, _prompts(data))
 
 
-def load_target(
-    spec: TrainSpec, device: torch.device, compiled: bool
-) -> tuple[Path, DenseTarget]:
+def load_target(spec: TrainSpec, device: torch.device, compiled: bool) -> tuple[Path, DenseTarget]:
     """The target's folder and its dense form. Raises RefusedError."""
     try:
         folder = resolve_model(spec.model)
@@ -128,9 +124,7 @@ def _device(spec: TrainSpec) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def _prepare(
-    spec: TrainSpec, folder: Path, target: DenseTarget, generate: Generate | None
-) -> Data:
+def _prepare(spec: TrainSpec, folder: Path, target: DenseTarget, generate: Generate | None) -> Data:
     config = target.config
     tokenizer = None
     if (folder / "tokenizer.json").is_file():
@@ -153,9 +147,7 @@ def _prepare(
     _say(f"data: {stream.size / 1e6:.2f} M tokens to learn from, {held.size / 1e6:.2f} M held out")
     own = selection_own = np.empty((0, length), dtype=np.int32)
     if spec.on_policy_rows:
-        own = own_rows(
-            spec, "own_rows", stream, spec.on_policy_rows, target, generate, _say
-        )
+        own = own_rows(spec, "own_rows", stream, spec.on_policy_rows, target, generate, _say)
         selection_own = own_rows(
             spec, "selection_rows", held, spec.selection_rows, target, generate, _say
         )

@@ -34,7 +34,7 @@ class _Line(msgspec.Struct):
 
 
 def which_split(text: str, selection: Sequence[int], excluded: Sequence[int]) -> str:
-    """"train", "selection" or "excluded", by the first byte of the SHA-1 of ``text``."""
+    """ "train", "selection" or "excluded", by the first byte of the SHA-1 of ``text``."""
     first = hashlib.sha1(text.encode(), usedforsecurity=False).digest()[0]
     if first in excluded:
         return "excluded"
@@ -85,7 +85,9 @@ def read_ids(path: Path, vocab_size: int) -> Tokens:
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as token ids ({error})") from None
     if loaded.ndim != 1 or not np.issubdtype(loaded.dtype, np.integer):
-        raise DataError(f"{path}: must be a flat array of integers, is {loaded.dtype}{loaded.shape}")
+        raise DataError(
+            f"{path}: must be a flat array of integers, is {loaded.dtype}{loaded.shape}"
+        )
     ids = cast(Tokens, loaded.astype(np.int32))
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise DataError(f"{path}: has token ids outside the vocabulary of {vocab_size}")
