@@ -142,14 +142,14 @@ cdef class RequestTable:
     """What planning and commit touch for every row of every step.
 
     `draft_reach`: tokens from a row's first on that a drafter with KV of its own may write, 0 to
-    64; 0 for one without. A slot index out of range or not open raises ValueError in every method.
+    65; 0 for one without. A slot index out of range or not open raises ValueError in every method.
     """
 
     def __cinit__(self, int32_t max_slots, int32_t page_size, int32_t draft_reach=0):
         if max_slots < 1 or page_size < 1:
             raise ValueError(f"max_slots {max_slots} and page_size {page_size} must be 1 or more")
-        if not 0 <= draft_reach < MAX_QUERY:
-            raise ValueError(f"draft_reach is {draft_reach}: give 0 to {<int>MAX_QUERY - 1} tokens")
+        if not 0 <= draft_reach <= MAX_QUERY:
+            raise ValueError(f"draft_reach is {draft_reach}: give 0 to {<int>MAX_QUERY} tokens")
         self._max_slots = max_slots
         self._page_size = page_size
         self._draft_reach = draft_reach

@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from .capability import Capability
+from .capability import DRAFTERS, Capability
 from .capability_table import LABELS, NEUTRAL, TABLE
+from .drafter_spec import known_drafters
 from .refusal import Refused
 
 _BY_FIELD = {name: row for row in TABLE for name in row.fields}
@@ -96,7 +97,7 @@ def to_json() -> bytes:
 
 
 def to_markdown() -> str:
-    """The table as ``docs/capabilities.md``."""
+    """The table as ``docs/capabilities.md``, which knows no plug-ins."""
     lines = [
         "# What works with what",
         "",
@@ -104,11 +105,26 @@ def to_markdown() -> str:
         "edit. *exact*: holds at every accepted position. *refused*: a request that asks for it",
         "gets a 400 that names the field. Values that ask for nothing (null, empty, defaults such",
         'as `best_of: 1`, `echo: false`, `response_format: {"type": "text"}`) are fine.',
+        "With a plug-in's drafts all holds that does with NGRAM's.",
         "",
-        "| feature | request fields | no drafter | NGRAM | note |",
-        "|---|---|---|---|---|",
+        f"| feature | request fields | no drafter | {' | '.join(DRAFTERS.values())} | note |",
+        "|---|---|---|" + "---|" * len(DRAFTERS) + "---|",
     ]
     for row in TABLE:
         fields = ", ".join(f"`{name}`" for name in row.fields)
-        lines.append(f"| {row.feature} | {fields} | {row.none} | {row.ngram} | {row.note} |")
+        columns = " | ".join((row.none, *row.drafters))
+        lines.append(f"| {row.feature} | {fields} | {columns} | {row.note} |")
     return "\n".join(lines) + "\n"
+
+
+def plugins_text() -> str:
+    """A paragraph on the drafters that packages installed here add; empty without any."""
+    rows = [
+        f"- {drafter.name} ({drafter.package})"
+        + (f": {drafter.refused}" if drafter.refused else "")
+        for drafter in known_drafters()
+        if drafter.package
+    ]
+    return (
+        "\nDrafters that packages installed here add:\n\n" + "\n".join(rows) + "\n" if rows else ""
+    )

@@ -56,7 +56,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def drafting_takes_time(self) -> bool:
         """Whether a step that drafts on the device has forward passes that others lack."""
-        return bool(self.on_device) and self.draft_kv is not DraftKV.NONE
+        return bool(self.on_device) and self.has_model
 
     @property
     def on_device(self) -> str:
@@ -114,6 +114,34 @@ RESERVED = (
 _UNBUILT = set(RESERVED) - set(BUILT_IN)
 
 
+class KnownDrafter(msgspec.Struct, frozen=True):
+    """A drafter that may be asked for by ``name``; ``package`` adds it, empty for built-in ones.
+
+    Every feature is supported with it as the capability table says of NGRAM, except that
+    ``refused`` says why the name cannot be used at all.
+    """
+
+    name: str
+    package: str = ""
+    refused: str = ""
+
+
+def known_drafters() -> tuple[KnownDrafter, ...]:
+    """Built-in drafters, and those that packages add, none of which is imported."""
+    plugins = _plugins(tuple(sys.path))
+    names = [point.name.upper() for point in plugins]
+    found = [KnownDrafter(name) for name in BUILT_IN]
+    for name, point in sorted(zip(names, plugins, strict=True), key=lambda pair: pair[0]):
+        refused = ""
+        if name in RESERVED:
+            refused = f"{name} is a reserved name; uninstall the package"
+        elif names.count(name) > 1:
+            refused = f"several packages add {name}; keep one"
+        package = "unknown" if point.dist is None else point.dist.name
+        found.append(KnownDrafter(name, package, refused))
+    return tuple(found)
+
+
 def find_drafter(name: str) -> DrafterSpec | Refused:
     """Look a drafter up by its (case-insensitive) name: built-in ones, then entry points.
 
@@ -161,10 +189,10 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
     if not 1 <= spec.default_num_draft_tokens <= MAX_DRAFT_TOKENS:
         return _refuse(f"{origin}: default_num_draft_tokens must be 1 to {MAX_DRAFT_TOKENS}")
     on_host = spec.host and not spec.fills
-    if not on_host or spec.draft_kv is not DraftKV.NONE or spec.target_layers:
+    if not on_host or spec.has_model or spec.target_layers or spec.shifts_tokens:
         return _refuse(
             f"{origin} declares a drafter on the device; a plug-in drafts on the host so far "
-            "(host=True, no fills, draft_kv NONE, no target_layers)",
+            "(host=True, no fills, draft_kv NONE, no target_layers, no shifts_tokens)",
             501,
         )
     if spec.gives_q or spec.gives_survival:

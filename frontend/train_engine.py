@@ -25,7 +25,7 @@ def answer_prompts(
     spec: TrainSpec, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> list[list[int]]:
     """The target's greedy continuation of each prompt, exactly ``new_tokens`` long."""
-    with LLM(spec.model, device=spec.device) as llm:
+    with LLM(spec.model, device=spec.device, skip_tokenizer_init=True) as llm:
         return [list(result.outputs[0].token_ids) for result in _greedy(llm, prompts, new_tokens)]
 
 
@@ -37,6 +37,7 @@ def measure_draft(
         llm = LLM(
             spec.model,
             device=spec.device,
+            skip_tokenizer_init=True,
             speculative_algorithm=spec.algorithm,
             speculative_draft_model_path=spec.output,
         )
@@ -54,9 +55,7 @@ def measure_draft(
     return Measured(verified / rounds if rounds else 1.0, tokens)
 
 
-def _greedy(
-    llm: LLM, prompts: Sequence[Sequence[int]], new_tokens: int
-) -> list[GenerationResult]:
+def _greedy(llm: LLM, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[GenerationResult]:
     return llm.generate(
         [{"prompt_token_ids": list(prompt)} for prompt in prompts],
         temperature=0.0,

@@ -1,5 +1,6 @@
 """Accept lengths that a draft would have, from where it agrees with the target."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -42,10 +43,7 @@ class AgreementCounts:
     def result(self) -> Projection:
         """Of all that was added."""
         reached = self._reached.tolist()
-        rates = tuple(
-            after / before if before else 0.0
-            for before, after in zip(reached, reached[1:], strict=False)
-        )
+        rates = tuple(after / before if before else 0.0 for before, after in pairwise(reached))
         projected = 1.0 + sum(reached[1:]) / max(1, reached[0])
         walked = self._emitted / self._rounds if self._rounds else None
         return Projection(rates, projected, walked)

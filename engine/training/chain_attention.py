@@ -106,7 +106,7 @@ class _ChainAttention(torch.autograd.Function):
         return answer
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
         query, answer, sums, key, value, *own = ctx.saved_tensors
         grad = grad.contiguous()
         scale = query.shape[-1] ** -0.5

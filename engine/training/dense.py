@@ -9,7 +9,8 @@ from ...engine_core.model_config import ModelConfig
 from ...kernels.rms_norm import rms_norm
 from ...kernels.silu_mul import silu_mul
 from ..models.decoder_weights import LayerWeights, read_head, read_layer
-from ..models.torch_decoder import head_to, layer_to
+from ..models.torch_decoder import head_to
+from ..models.torch_layers import layer_to
 from ..rotary import RotaryTable
 from ..weights import TensorSource
 from .compiled import compiled
@@ -243,7 +244,7 @@ def split_heads(
     batch, tokens, width = packed.shape
     size = width // (heads + 2 * kv_heads)
     parts = packed.view(batch, tokens, -1, size).transpose(1, 2)
-    query, key, value = parts.split([heads, kv_heads, kv_heads], dim=1)
+    query, key, value = torch.split(parts, [heads, kv_heads, kv_heads], dim=1)
     return query, key, value
 
 

@@ -444,7 +444,7 @@ def learnt_matrix(
     size: tuple[int, int], generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
     """float32[out, in], drawn on the CPU so that devices agree."""
-    drawn = torch.randn(size, generator=generator) * size[1] ** -0.5
+    drawn: torch.Tensor = torch.randn(size, generator=generator) * size[1] ** -0.5
     return drawn.to(device).requires_grad_()
 
 

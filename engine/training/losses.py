@@ -52,7 +52,7 @@ def agreement(head_input: torch.Tensor, head: torch.Tensor, top: torch.Tensor) -
         [
             F.linear(rows, head).argmax(-1) == chosen
             for rows, chosen in zip(
-                *(part.split(_sequences(head_input, head)) for part in (head_input, top)),
+                *(torch.split(part, _sequences(head_input, head)) for part in (head_input, top)),
                 strict=True,
             )
         ]
@@ -101,7 +101,7 @@ class _DraftedLoss(torch.autograd.Function):
         return torch.stack(losses).sum(), agree
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
         grad_input, grad_head = ctx.saved_tensors
         of_head = None if grad_head is None else (grad_head * grad).to(ctx.head_dtype)
         return (grad_input * grad.to(grad_input.dtype), of_head, None, None, None, None, None)

@@ -45,8 +45,8 @@ class Optimizer:
     def _adam(self, rate: float) -> None:
         names = list(self._others)
         leaves = [self._others[n] for n in names]
-        grads = [leaf.grad for leaf in leaves]
-        assert all(grad is not None for grad in grads)
+        grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
+        assert len(grads) == len(leaves)
         means, squares = [self._mean[n] for n in names], [self._square[n] for n in names]
         torch._foreach_lerp_(means, grads, 1.0 - 0.9)
         torch._foreach_mul_(squares, 0.95)
@@ -86,7 +86,8 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     for _ in range(5):
         gram = x @ x.t()
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * (gram @ gram)) @ x
-    return (x.t() if wide else x).float()
+    made: torch.Tensor = x.t() if wide else x
+    return made.float()
 
 
 def rate_factor(

@@ -10,8 +10,8 @@ from ...engine_core.train_spec import DEFAULT_STEPS
 from ...kernels.rms_norm import rms_norm
 from ..rotary import RotaryTable
 from .batches import Batch
-from .compiled import compiled
 from .chain_loss import ChainLoss
+from .compiled import compiled
 from .dense import Weights, decoder_layer
 from .eagle import learnt_matrix, learnt_norm
 from .export import draft_config

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from ...engine_core.capabilities import to_json, to_markdown
+from ...engine_core.capabilities import plugins_text, to_json, to_markdown
 
 
 def main(args: list[str]) -> int:
@@ -15,5 +15,6 @@ def main(args: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
     namespace = parser.parse_args(args)
-    sys.stdout.write(to_json().decode() + "\n" if namespace.json else to_markdown())
+    markdown = to_markdown() + plugins_text()
+    sys.stdout.write(to_json().decode() + "\n" if namespace.json else markdown)
     return 0

@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from ... import __version__
 from ...engine_core.capabilities import capability_table
+from ...engine_core.drafter_spec import known_drafters
 from ...engine_core.messages import CoreStats
 from ...engine_core.refusal import RefusedError
 from ..metrics import average_accept_length
@@ -82,8 +83,8 @@ async def model_info(request: Request) -> Response:
 
 
 async def capabilities(request: Request) -> Response:
-    """What works, what is refused and why."""
-    return json_response({"capabilities": capability_table()})
+    """What works, what is refused and why, and the drafters that there are."""
+    return json_response({"capabilities": capability_table(), "drafters": known_drafters()})
 
 
 async def _probe(service: AsyncService) -> str | None:

@@ -14,7 +14,7 @@ from outrider.engine_core.ids import I32, i32
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.sampling_params import SamplingParams
 
-from .cores import request
+from .cores import drive, request, tokens_of
 from .draft_cores import (
     ALGORITHMS,
     CHAIN,
@@ -131,18 +131,61 @@ def test_retracted_requests_have_it_too(
 @over_shapes
 @over_algorithms
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_pages_that_the_prefix_cache_gives_are_complete(
+def test_a_cached_prefix_has_it_for_the_token_that_follows(
     models: Models, algorithm: DraftAlgorithm, shape: SpecShape, page_size: int
 ) -> None:
-    """Prompts that share a beginning and go on differently, and one that is another's begin."""
-    start = [(j * j + 3 * j) % VOCAB for j in range(38)]
-    prompts = [start, [*start[:33], 1, 2, 3], [*start, 4, 5], start[:33], start]
-    params = SamplingParams(temperature=0.0, max_new_tokens=9, ignore_eos=True)
-    flags = {"disable_overlap_schedule": True, "page_size": page_size}
+    """Prompts that begin alike and go on differently, at a page's end and inside one."""
+    base = [(3 * j * j + j) % VOCAB for j in range(37)]
+    params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
+    prompts = [base, base[:32], [*base[:32], 1, 2], [*base[:20], 4, 5], [*base, 6, 7], base[:36]]
+    flags = {"disable_overlap_schedule": True, "page_size": page_size, "chunked_prefill_size": 13}
     with draft_core(models, algorithm, shape, **flags) as made:
         for i, prompt in enumerate(prompts):
-            assert sum(checked_steps(made, [request(f"r{i}", prompt, params)])) > 2
-        assert made.core.scheduler.counters.cached_tokens > 100
+            before = made.core.scheduler.counters.cached_tokens
+            assert sum(checked_steps(made, [request(f"r{i}", prompt, params)])) > 0
+            cached = made.core.scheduler.counters.cached_tokens - before
+            shared = (0, 32, 32, 20, 37, 36)[i]
+            assert cached >= shared - page_size - 1 if i else cached == 0
+
+
+@over_shapes
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
+def test_only_a_page_end_inside_a_cached_prefix_may_be_another_ones(
+    models: Models, algorithm: DraftAlgorithm, shape: SpecShape
+) -> None:
+    """The second prompt leaves the first at a page's end, the third follows the second: its
+    output is exact, and so is its draft KV but for that one position (decision 7)."""
+    base = [(3 * j * j + j) % VOCAB for j in range(16)]
+    follow = [(5 * j + 1) % VOCAB for j in range(17)]
+    params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
+    prompts = [[*base, 9, 8], [*base, *follow], [*base, *follow, 3, 3]]
+    flags = {"disable_overlap_schedule": True, "page_size": 16}
+    wanted = plain_tokens(models, [request("third", prompts[2], params)], **flags)
+    with draft_core(models, algorithm, shape, **flags) as made:
+        for i, prompt in enumerate(prompts[:2]):
+            assert sum(checked_steps(made, [request(f"r{i}", prompt, params)])) > 0
+        core, got, differs = made.core, list[int](), set[int]()
+        assert core.submit(request("third", prompts[2], params)) is None
+        while core.has_work:
+            for output in core.step():
+                got += i32(output.tokens).tolist()
+            for running in core.scheduler.batch.running:
+                length = int(made.runner.state.seq_lens[running.slot])
+                text = running.request.tokens().tolist()
+                if length == len(text) - 1:
+                    kv = draft_kv_of(made, running.slot, length)
+                    error = (kv - FreshDraft(made, text).kv).abs().amax(dim=(0, 1, 3, 4))
+                    differs |= set((error > 1e-5).nonzero().flatten().tolist())
+    assert got == wanted["third"]
+    assert differs == {15}
+
+
+def plain_tokens(
+    models: Models, messages: list[GenerateRequest], **flags: object
+) -> dict[str, list[int]]:
+    """What the target alone says."""
+    with draft_core(models, None, **flags) as made:
+        return {rid: tokens_of(out) for rid, out in drive(made.core, messages).items()}
 
 
 class Snapshot(NamedTuple):

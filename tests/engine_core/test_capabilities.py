@@ -16,7 +16,9 @@ from outrider.engine_core.capabilities import (
     to_markdown,
     without_neutral,
 )
+from outrider.engine_core.capability import DRAFTERS
 from outrider.engine_core.capability_table import NEUTRAL, REFUSED, SUPPORTED
+from outrider.engine_core.drafter_spec import BUILT_IN
 from outrider.engine_core.sampling_params import SamplingParams
 
 DOCS = Path(__file__).parents[2] / "docs" / "capabilities.md"
@@ -38,7 +40,8 @@ def test_no_field_stands_twice_and_every_refusal_says_why() -> None:
     features = [row.feature for row in capability_table()]
     assert len(features) == len(set(features))
     assert all(len(row.note) >= 7 for row in REFUSED)
-    assert all(row.none == row.ngram == "exact" for row in SUPPORTED)
+    assert all({row.none, *row.drafters} == {"exact"} for row in SUPPORTED)
+    assert all({row.none, *row.drafters} == {"refused"} for row in REFUSED)
     unsupported = {name for row in REFUSED for name in row.fields}
     assert set(NEUTRAL) <= unsupported
 
@@ -59,7 +62,13 @@ def test_every_sampling_parameter_is_in_the_table() -> None:
 )  # fmt: skip
 def test_promised_features_are_exact_with_every_drafter(feature: str) -> None:
     row = next(row for row in capability_table() if row.feature == feature)
-    assert (row.none, row.ngram) == ("exact", "exact")
+    assert (row.none, *row.drafters) == ("exact",) * 5
+
+
+def test_every_built_in_drafter_has_a_column() -> None:
+    assert set(DRAFTERS.values()) == set(BUILT_IN)
+    row = capability_table()[0]
+    assert row.drafters == tuple(getattr(row, name) for name in DRAFTERS)
 
 
 REFUSALS: list[tuple[str, object]] = [

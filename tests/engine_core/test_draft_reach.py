@@ -9,9 +9,11 @@ from outrider.cython_ext.page_allocator import PageAllocator
 from outrider.cython_ext.request_table import RequestTable
 from outrider.engine_core import admission
 from outrider.engine_core.checks import InvariantBroken, check_all
+from outrider.engine_core.draft_config import SpecShape
 from outrider.engine_core.drafter_spec import MAX_DRAFT_TOKENS
 from outrider.engine_core.ids import I32, i32
 from outrider.engine_core.memory_parts import OVERRUN_TOKENS
+from outrider.engine_core.spec_shape import MAX_LEVEL_TOKENS, draft_reach
 
 from .core_fixtures import (
     assert_all_pages_back,
@@ -139,5 +141,7 @@ def test_a_checker_notices_pages_that_do_not_reach() -> None:
 def test_reach_stays_within_the_page_tables() -> None:
     """Workers give each slot columns for its context and OVERRUN_TOKENS more."""
     assert OVERRUN_TOKENS >= 2 * MAX_DRAFT_TOKENS
-    with pytest.raises(ValueError, match="draft_reach is 65: give 0 to 64 tokens"):
-        RequestTable(1, 4, MAX_DRAFT_TOKENS + 1)
+    widest = draft_reach(SpecShape(1 + MAX_LEVEL_TOKENS // 4, 4, 8))
+    RequestTable(1, 4, widest)
+    with pytest.raises(ValueError, match="draft_reach is 66: give 0 to 65 tokens"):
+        RequestTable(1, 4, widest + 1)

@@ -37,7 +37,7 @@ DEVICE: dict[str, Any] = {
 
 
 def shifting(
-    page_size: int, tokens: int = 512, **flags: object
+    page_size: int, tokens: int = 512, **flags: Any
 ) -> tuple[FakeWorker, EngineCore, list[StepPlan]]:
     """A core with such a drafter, and the plans that it launches."""
     worker = FakeWorker(

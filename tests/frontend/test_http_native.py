@@ -213,7 +213,9 @@ def test_information(server: LiveServer) -> None:
     assert info["internal_states"][0]["avg_spec_accept_length"] == 3.0
     assert info["drafter"] == "NGRAM"
     assert server.http.get("/model_info").json()["is_generation"] is True
-    assert "capabilities" in server.http.get("/v1/capabilities").json()
+    answer = server.http.get("/v1/capabilities").json()
+    assert "capabilities" in answer
+    assert {"NGRAM", "EAGLE3"} <= {drafter["name"] for drafter in answer["drafters"]}
 
 
 def test_tokens_round_trip(server: LiveServer) -> None:

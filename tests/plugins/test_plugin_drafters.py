@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.build import build_engine
+from outrider.engine_core.capabilities import to_markdown
 from outrider.engine_core.config import EngineConfig, refuse_config
 from outrider.engine_core.drafter_loader import make_host_drafter
-from outrider.engine_core.drafter_spec import RESERVED, DrafterSpec, find_drafter
+from outrider.engine_core.drafter_spec import (
+    BUILT_IN,
+    RESERVED,
+    DrafterSpec,
+    find_drafter,
+    known_drafters,
+)
 from outrider.engine_core.messages import AddCorpus, RequestOutput
 from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.sampling_params import SamplingParams
+from outrider.frontend.commands.capabilities import main as capabilities
 from outrider.frontend.tokenizer import Tokenizer
 
 from ..engine.cores import drive, request, running_engine, tokens_of
@@ -100,6 +108,23 @@ def test_a_plug_in_is_found_by_any_case_and_listed() -> None:
     assert config_of("repeat", speculative_num_draft_tokens=3).num_draft_tokens(found) == 3
 
 
+def test_a_plug_in_shows_among_the_capabilities(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert all(not drafter.package for drafter in known_drafters())
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    add_package(package, "EAGLE = broken_drafter:SPEC", "raise RuntimeError")
+    found = {(d.name, d.package): d.refused for d in known_drafters()}
+    assert found.pop(("REPEAT", "repeat-drafter")) == ""
+    assert "reserved name" in found.pop(("EAGLE", "broken-drafter"))
+    assert {name for name, _ in found} == set(BUILT_IN)
+    assert capabilities([]) == 0
+    text = capsys.readouterr().out
+    assert "- REPEAT (repeat-drafter)" in text
+    assert text.startswith(to_markdown())
+    assert "REPEAT" not in to_markdown()
+
+
 def test_without_the_package_the_name_is_unknown() -> None:
     unknown = find_drafter("REPEAT")
     assert isinstance(unknown, Refused)
@@ -155,6 +180,7 @@ BROKEN_SPECS = [
     (SPEC.format("BROKEN", "").replace("True", "False"), "drafter on the device"),
     (SPEC.format("BROKEN", ", draft_kv=DraftKV.SHARED_SLOTS"), "drafter on the device"),
     (SPEC.format("BROKEN", ", target_layers=(1, 2)"), "drafter on the device"),
+    (SPEC.format("BROKEN", ", shifts_tokens=True"), "drafter on the device"),
     (SPEC.format("BROKEN", ", gives_q=True"), "nothing uses yet"),
     (SPEC.format("BROKEN", ", gives_survival=True"), "nothing uses yet"),
 ]

@@ -1,10 +1,14 @@
 """Draft models through whole cores on the GPU's kernels: only the number of steps changes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
+from outrider.engine.gpu.tiers import Tiers, pass_sizes
+from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.models.draft_loader import read_weights
 from outrider.engine.models.draft_net import DraftNet
 from outrider.engine.models.gpu_decoder import GpuDecoder
@@ -13,6 +17,7 @@ from outrider.engine.models.standalone_draft import GpuStandaloneDraft
 from outrider.engine.speculative import eagle_drafter, standalone_drafter
 from outrider.engine.speculative.gpu_draft_ops import gpu_draft_ops
 from outrider.engine.weights import Checkpoint
+from outrider.engine_core.assembly import Assembly
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.messages import GenerateRequest
@@ -60,8 +65,10 @@ def load(models: Models, algorithm: DraftAlgorithm, target: GpuDecoder) -> Draft
     return GpuDraft(read_weights(folder, config), config, target, DTYPE, DEVICE)
 
 
-def run(models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape) -> tuple[Tokens, int]:
-    """Tokens, and how many drafts were accepted."""
+@contextmanager
+def started(
+    models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape
+) -> Iterator[tuple[Assembly, GpuWorker]]:
     known = load_model_config(models.target)
     target = GpuDecoder(Checkpoint(models.target), known, DTYPE, DEVICE)
     flags: dict[str, Any] = {"page_size": 16, "chunked_prefill_size": 9}
@@ -70,13 +77,18 @@ def run(models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape) -> t
         flags |= {
             "speculative_algorithm": algorithm,
             "speculative_draft_model_path": str(models.drafts[algorithm]),
-            "speculative_length_policy": "fixed",
             "speculative_num_steps": shape.steps,
             "speculative_eagle_topk": shape.topk,
             "speculative_num_draft_tokens": shape.num_draft_tokens,
             "draft": (load(models, algorithm, target), shape),
         }
-    with device_core(target, known, **flags) as (assembly, _):
+    with device_core(target, known, **flags) as made:
+        yield made
+
+
+def run(models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape) -> tuple[Tokens, int]:
+    """Tokens, and how many drafts were accepted."""
+    with started(models, algorithm, shape) as (assembly, _):
         outputs = drive(assembly.core, requests())
         accepted = assembly.core.scheduler.counters.spec_accepted_tokens
     return {rid: tokens_of(some) for rid, some in outputs.items()}, accepted
@@ -109,4 +121,16 @@ def test_every_drafter_gives_the_tokens_of_plain_decoding(
 ) -> None:
     tokens, accepted = run(models, algorithm, shape)
     assert tokens == plain
-    assert accepted > 1
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_drafts_matmuls_are_chosen_for_its_passes(
+    models: Models, shape: SpecShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(GpuDraft, "tune", lambda _, rows: sizes.extend(rows))
+    with started(models, "EAGLE3", shape) as (assembly, _):
+        rows = assembly.core.scheduler.config.engine.max_running_requests
+    tiers = Tiers(rows, shape.num_draft_tokens).all()
+    assert sorted(sizes) == sorted(pass_sizes(tiers, shape))

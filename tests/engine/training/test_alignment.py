@@ -18,7 +18,6 @@ from outrider.engine.training.eagle import EagleRecipe
 from outrider.engine.training.export import write_draft
 from outrider.engine.training.recipe import Recipe, Setting
 from outrider.engine.training.registry import default_recipes
-from outrider.engine.training.standalone import Standalone
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core.draft_config import DraftAlgorithm
 from outrider.engine_core.draft_config_json import load_draft_config
@@ -31,7 +30,7 @@ from ..tiny import write_checkpoint
 
 CPU = torch.device("cpu")
 VOCAB, LENGTH, UNROLL = 61, 14, 4
-CASES = {
+CASES: dict[str, dict[str, object]] = {
     "EAGLE": {},
     "EAGLE3": {},
     "EAGLE3-reduced": {"draft_vocab_size": 40, "feature_layers": (1, 3)},

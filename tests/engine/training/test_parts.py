@@ -1,0 +1,147 @@
+"""Parts of training against plain forms of the same."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from outrider.engine.training.accept_length import AgreementCounts
+from outrider.engine.training.batches import Mixture, RowSource, hold_out_windows, windows
+from outrider.engine.training.chain_attention import (
+    Keys,
+    chain_attention,
+    dense_chain_attention,
+)
+from outrider.engine.training.draft_vocab import draft_vocab
+from outrider.engine.training.losses import Wanted, drafted_loss
+from outrider.engine.training.optimizer import orthogonal, rate_factor
+from outrider.engine.training.token_files import DataError, read_split, which_split
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("drafted", [0, 1, 3])
+def test_chain_attention_and_its_gradients(drafted: int) -> None:
+    generator = torch.Generator().manual_seed(drafted)
+    heads = [4, *[2] * (2 * drafted + 2)]
+    leaves = [torch.randn(2, n, 33, 16, generator=generator).requires_grad_() for n in heads]
+    keys = [Keys(*leaves[i : i + 2]) for i in range(1, len(leaves), 2)]
+    wanted = torch.randn(2, 4, 33, 16, generator=generator)
+    found = []
+    for function in (chain_attention, dense_chain_attention):
+        answer = function(leaves[0], keys[0], keys[1:])
+        found.append([answer, *torch.autograd.grad(answer, leaves, wanted)])
+    for mine, plain in zip(*found, strict=True):
+        torch.testing.assert_close(mine, plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lk", [False, True])
+@pytest.mark.parametrize("hard", [0.0, 0.4])
+def test_the_loss_has_the_gradient_of_what_it_says(hard: float, lk: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(3, 5, 6, generator=generator).requires_grad_()
+    head = torch.randn(11, 6, generator=generator).requires_grad_()
+    target = torch.randn(3, 5, 11, generator=generator)
+    weight = torch.rand(3, 5, generator=generator)
+    top = target.argmax(-1)
+    loss, agree = drafted_loss(inputs, head, Wanted(target, top), weight, hard, lk)
+    mine = torch.autograd.grad(loss, (inputs, head))
+    logits = inputs @ head.t()
+    p, q = target.softmax(-1), logits.softmax(-1)
+    goal = (1 - hard) * p + hard * torch.nn.functional.one_hot(top, 11)
+    rows = -(goal * q.log()).sum(-1)
+    if lk:
+        overlap = torch.minimum(p, q).sum(-1)
+        share = (-3 * overlap).exp().detach()
+        rows = share * rows + (1 - share) * (1 - overlap)
+    plain = (rows * weight).sum()
+    torch.testing.assert_close(loss, plain)
+    assert torch.equal(agree, logits.argmax(-1) == top)
+    for one, other in zip(mine, torch.autograd.grad(plain, (inputs, head)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_draft_vocabulary_is_the_most_frequent_tokens() -> None:
+    counts = np.array([0, 5, 5, 9, 1, 7])
+    vocab = draft_vocab(counts, 4, (0,), CPU)
+    assert vocab.ids is not None
+    assert vocab.ids.tolist() == [0, 1, 3, 5]
+    maps = vocab.maps()
+    assert (maps["d2t"] + torch.arange(4)).tolist() == [0, 1, 3, 5]
+    assert maps["t2d"].tolist() == [True, True, False, True, False, True]
+    places = vocab.places(torch.arange(6))
+    assert places[vocab.ids].tolist() == [0, 1, 2, 3]
+    assert (places[[2, 4]] >= 4).all()
+    assert draft_vocab(counts, None, (), CPU).maps() == {}
+    with pytest.raises(ValueError, match="at most 6"):
+        draft_vocab(counts, 7, (), CPU)
+
+
+def test_documents_are_split_by_their_hash(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({str(i): i for i in range(500)}, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    texts = [f"{i} {i + 1}" for i in range(1, 400)]
+    lines = "".join(f'{{"text": "{text}"}}\n' for text in texts)
+    (tmp_path / "a.jsonl").write_text(lines)
+    split = read_split((str(tmp_path),), tokenizer, 0, 500, (8, 9), (7,))
+    first = {text: hashlib.sha1(text.encode()).digest()[0] for text in texts}
+    kept = [text for text in texts if first[text] in (8, 9)]
+    out = [text for text in texts if first[text] == 7]
+    assert kept
+    assert out
+    decoded = [int(text.split()[0]) for text in kept]
+    assert split.selection.reshape(-1, 3).tolist() == [[i, i + 1, 0] for i in decoded]
+    assert len(split.train) == 3 * (len(texts) - len(kept) - len(out))
+    assert which_split(out[0], (8,), (7,)) == "excluded"
+    (tmp_path / "b.jsonl").write_text('{"other": 1}\n')
+    with pytest.raises(DataError, match=r'neither "text" nor "prompt"'):
+        read_split((str(tmp_path / "b.jsonl"),), tokenizer, 0, 500, (), ())
+    np.save(tmp_path / "c.npy", np.array([1, 900]))
+    with pytest.raises(DataError, match="outside the vocabulary"):
+        read_split((str(tmp_path / "c.npy"),), None, 0, 500, (), ())
+
+
+def test_what_a_step_takes_follows_from_its_number() -> None:
+    rows = windows(np.arange(103, dtype=np.int32), 5)
+    train, held = hold_out_windows(rows, every=7)
+    assert len(rows) == 20
+    assert len(train) + len(held) == 20
+    mixture = Mixture([(RowSource(train, 0, 1, CPU), 3), (RowSource(held, 2, 2, CPU), 1)])
+    again = Mixture([(RowSource(train, 0, 1, CPU), 3), (RowSource(held, 2, 2, CPU), 1)])
+    steps = [mixture.take(step) for step in range(12)]
+    assert torch.equal(again.take(11).ids, steps[11].ids)
+    assert steps[0].own_from.tolist() == [0, 0, 0, 2]
+    seen = torch.cat([step.ids[:3] for step in steps])[: len(train)]
+    assert len({tuple(row.tolist()) for row in seen}) == len(train)
+    # Two ranks share what one would take in two steps.
+    assert torch.equal(mixture.take(1, 1, 2).ids, mixture.take(3).ids)
+
+
+def test_accept_lengths_are_walked_as_serving_walks() -> None:
+    agree = torch.tensor([[[1, 1], [0, 1], [1, 0], [1, 1], [0, 0], [1, 1]]]).bool()
+    counts = AgreementCounts(2)
+    counts.add(agree, torch.tensor([2]), -1)
+    # From row 1: nothing; row 2: one; row 4: nothing; row 5: two.
+    found = counts.result()
+    assert found.walked == (1 + 2 + 1 + 3) / 4
+    assert found.per_step == (3 / 5, 2 / 3)
+    assert found.projected == 1 + (3 + 2) / 5
+
+
+def test_muon_moves_singular_values_near_one() -> None:
+    for shape in ((20, 50), (50, 20)):
+        made = orthogonal(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+        values = torch.linalg.svdvals(made)
+        assert values.min() > 0.5
+        assert values.max() < 1.3
+
+
+def test_the_rate_rises_holds_and_falls() -> None:
+    assert rate_factor(0.0, 0.1, 0.5, "linear") == 0.02
+    assert rate_factor(0.3, 0.1, 0.5, "linear") == 1.0
+    assert rate_factor(0.75, 0.1, 0.5, "linear") == pytest.approx(0.5)
+    assert rate_factor(0.75, 0.1, 0.5, "cosine") == pytest.approx(0.5)
+    assert rate_factor(1.0, 0.1, 0.5, "linear") == 0.0

@@ -1,0 +1,122 @@
+"""Whole runs on the CPU: the accept length rises, a cut run goes on as if it had not been cut."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider.engine.training.run import train_draft
+from outrider.engine_core.refusal import RefusedError
+from outrider.engine_core.train_spec import TrainSpec
+
+from ..tiny import write_checkpoint
+
+VOCAB = 64
+ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy")
+    write_checkpoint(folder / "target", VOCAB)
+    np.save(folder / "text.npy", np.random.default_rng(0).integers(1, VOCAB, size=20_000))
+    return folder
+
+
+def spec(place: Path, output: Path, algorithm: str, **fields: object) -> TrainSpec:
+    made = TrainSpec(
+        algorithm=algorithm,
+        model=str(place / "target"),
+        data=(str(place / "text.npy"),),
+        output=str(output),
+        device="cpu",
+        sequence_length=32,
+        on_policy_rows=256,
+        on_policy_tokens=16,
+        on_policy_source="dense",
+        on_policy_cache=str(place / "rows"),
+        selection_rows=64,
+        batch_size=16,
+        unroll=3,
+        steps=150,
+        log_every=50,
+    )
+    return msgspec.structs.replace(made, **fields)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_accept_length_rises(algorithm: str, place: Path, tmp_path: Path) -> None:
+    before = train_draft(spec(place, tmp_path / "a", algorithm, steps=1)).outcome.selection
+    after = train_draft(spec(place, tmp_path / "b", algorithm)).outcome.selection
+    assert before is not None
+    assert after is not None
+    assert after.projected > before.projected + 0.1
+    assert before.walked is not None
+    assert after.walked is not None
+    assert after.walked > before.walked + 0.1
+    log = (tmp_path / "b" / "log.jsonl").read_text().splitlines()
+    assert len(log) == 4
+    assert (tmp_path / "b" / "README.md").read_text().startswith("# A draft for")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_run_that_was_cut_goes_on(algorithm: str, place: Path, tmp_path: Path) -> None:
+    whole = spec(place, tmp_path / "whole", algorithm, steps=12, ema=0.5)
+    train_draft(whole)
+    cut = msgspec.structs.replace(whole, output=str(tmp_path / "cut"))
+    first = train_draft(msgspec.structs.replace(cut, max_minutes=1e-9))
+    assert not first.outcome.finished
+    assert first.outcome.position.step == 1
+    second = train_draft(msgspec.structs.replace(cut, resume=True))
+    assert second.outcome.finished
+    assert second.outcome.position.step == 12
+    expected, found = (load_file(tmp_path / n / "model.safetensors") for n in ("whole", "cut"))
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name
+    states = [
+        torch.load(tmp_path / name / "training.pt", weights_only=True)["parameters"]
+        for name in ("whole", "cut")
+    ]
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(tensor, states[1][name], atol=1e-6, rtol=0)
+
+
+def test_a_run_goes_on_only_as_what_it_was(place: Path, tmp_path: Path) -> None:
+    begun = spec(place, tmp_path, "EAGLE3", steps=2)
+    train_draft(begun)
+    other = msgspec.structs.replace(begun, resume=True, intermediate_size=8)
+    with pytest.raises(RefusedError, match="intermediate_size"):
+        train_draft(other)
+    with pytest.raises(RefusedError, match="resume"):
+        train_draft(msgspec.structs.replace(begun, output=str(tmp_path / "new"), resume=True))
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("algorithm", {"algorithm": "DFLASH"}),
+        ("draft_vocab_size", {"algorithm": "EAGLE", "draft_vocab_size": 9}),
+        ("draft_vocab_size", {"algorithm": "EAGLE3", "draft_vocab_size": 900}),
+        ("feature_layers", {"algorithm": "EAGLE3", "feature_layers": (2, 1)}),
+        ("num_hidden_layers", {"algorithm": "EAGLE3", "num_hidden_layers": 2}),
+        ("hidden_size", {"algorithm": "EAGLE", "hidden_size": 8}),
+        ("on_policy_tokens", {"on_policy_tokens": 2}),
+        ("minutes", {"steps": None}),
+        ("steps", {"minutes": 1.0}),
+        ("data", {"data": ("/nowhere",)}),
+        ("model", {"model": "/nowhere"}),
+        ("sequence_length", {"sequence_length": 4096}),
+        ("prompt_weight", {"prompt_weight": 0.0}),
+        ("hard_weight", {"hard_weight": 1.5}),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    field: str, fields: dict[str, object], place: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        train_draft(spec(place, tmp_path, **{"algorithm": "EAGLE3", **fields}))  # type: ignore[arg-type]
+    assert refused.value.refused.field == field

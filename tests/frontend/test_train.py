@@ -1,0 +1,90 @@
+"""``outrider train``: its flags, and a whole run that asks the engine for the target's text."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from outrider.engine_core.train_spec import TrainSpec
+from outrider.frontend.cli import main
+from outrider.frontend.commands.train import _parser, spec_from
+from outrider.frontend.train_flags import FLAGS
+
+LEAST = ["--algorithm", "EAGLE3", "--model", "m", "--data", "d", "--output", "o"]
+
+
+def test_every_field_has_a_flag_and_keeps_its_default() -> None:
+    assert {flag.name for flag in FLAGS} == set(TrainSpec.__struct_fields__)
+    spec = spec_from(_parser().parse_args([*LEAST, "--steps", "3"]))
+    assert spec == TrainSpec(algorithm="EAGLE3", model="m", data=("d",), output="o", steps=3)
+    given = ["--feature-layers", "1", "3", "--no-compile", "--resume", "--minutes", "2.5"]
+    spec = spec_from(_parser().parse_args([*LEAST, *given]))
+    assert spec.feature_layers == (1, 3)
+    assert spec.compile is False
+    assert spec.resume
+    assert spec.minutes == 2.5
+
+
+def test_a_wrong_flag_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *LEAST]) == 2
+    assert "--minutes: give --minutes or --steps" in capfd.readouterr().err
+
+
+def test_a_run_by_the_engines_own_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    target = write_target(tmp_path / "target")
+    np.save(tmp_path / "text.npy", np.random.default_rng(0).integers(1, 40, size=600))
+    output = tmp_path / "draft"
+    arguments = ["train", "--algorithm", "EAGLE3", "--model", str(target), "--data"]
+    arguments += [str(tmp_path / "text.npy"), "--output", str(output), "--device", "cpu"]
+    arguments += ["--sequence-length", "24", "--on-policy-rows", "8", "--on-policy-tokens", "10"]
+    arguments += ["--selection-rows", "4", "--batch-size", "4", "--steps", "3", "--no-measure"]
+    assert main(arguments) == 0, capfd.readouterr().err
+    rows = np.load(output / "own_rows.npy")
+    assert rows.shape == (8, 24)
+    config = json.loads((output / "config.json").read_text())
+    assert config["outrider"] == {"steps": 5, "topk": 1, "num_draft_tokens": 6}
+    assert "projected accept length" in capfd.readouterr().err
+
+
+def write_target(folder: Path) -> Path:
+    """A random Qwen3 without a tokenizer."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+        "eos_token_id": 0,
+    }
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"model.embed_tokens.weight": (40, 16), "model.norm.weight": (16,)}
+    for layer in range(2):
+        shapes |= {
+            f"model.layers.{layer}.{name}.weight": shape
+            for name, shape in {
+                "self_attn.q_proj": (16, 16),
+                "self_attn.k_proj": (8, 16),
+                "self_attn.v_proj": (8, 16),
+                "self_attn.o_proj": (16, 16),
+                "self_attn.q_norm": (8,),
+                "self_attn.k_norm": (8,),
+                "mlp.gate_proj": (24, 16),
+                "mlp.up_proj": (24, 16),
+                "mlp.down_proj": (16, 24),
+                "input_layernorm": (16,),
+                "post_attention_layernorm": (16,),
+            }.items()
+        }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    drawn = {n: torch.randn(s, generator=generator) * 0.5 for n, s in shapes.items()}
+    save_file(drawn, folder / "model.safetensors")
+    return folder
