@@ -1,8 +1,9 @@
 """Speculation must not change a single greedy token (docs/architecture.md, "Exactness").
 
-Every configuration of a pairwise covering array is run with speculation off and with NGRAM, and
-compared with one reference: speculation off, one request at a time. A difference counts as a tie
-only if the float64 gap of the two tokens' logits, computed by transformers, is below 1e-4.
+Every configuration of a pairwise covering array is run with speculation off, with NGRAM and with
+each embedded draft model, as chains and as trees, and compared with one reference: speculation off,
+one request at a time. A difference counts as a tie only if the float64 gap of the two tokens'
+logits, computed by transformers, is below 1e-4.
 
     python benchmarks/exactness.py --json benchmarks/results/exact-cpu.json
 """
@@ -98,8 +99,35 @@ def load_prompts(limit: int | None = None, max_tokens: int | None = None) -> lis
     ]
 
 
-def config_of(row: dict[str, int], algorithm: str | None) -> EngineConfig:
+class Speculation(NamedTuple):
+    """An algorithm, and how a draft model drafts: steps, branches, nodes with the bonus token."""
+
+    algorithm: str
+    shape: tuple[int, int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """What records call it."""
+        return self.algorithm if self.shape is None else f"{self.algorithm}-topk{self.shape[1]}"
+
+
+CHAIN, TREE = (5, 1, 6), (5, 4, 16)
+
+
+def speculations() -> list[Speculation | None]:
+    """None, NGRAM, and a chain and a tree of every draft model that is embedded."""
+    found: list[Speculation | None] = [None, Speculation("NGRAM")]
+    for algorithm in ("STANDALONE", "EAGLE", "EAGLE3"):
+        if (ROOT / "models" / f"pycoder-11m-{algorithm.lower()}" / "config.json").is_file():
+            found += [Speculation(algorithm, shape) for shape in (CHAIN, TREE)]
+    return found
+
+
+def config_of(row: dict[str, int], speculation: Speculation | None) -> EngineConfig:
     """The engine configuration of one row of the covering array."""
+    steps, topk, nodes = (None, None, None)
+    if speculation is not None and speculation.shape is not None:
+        steps, topk, nodes = speculation.shape
     return EngineConfig(
         model="pycoder",
         page_size=row["page_size"],
@@ -109,8 +137,11 @@ def config_of(row: dict[str, int], algorithm: str | None) -> EngineConfig:
         max_total_tokens=65536,
         num_threads=1,
         device="cpu",
-        speculative_algorithm=algorithm,
-        speculative_length_policy="auto" if algorithm is None else "fixed",
+        speculative_algorithm=None if speculation is None else speculation.algorithm,
+        speculative_num_steps=steps,
+        speculative_eagle_topk=topk,
+        speculative_num_draft_tokens=nodes,
+        speculative_length_policy="auto" if speculation is None else "fixed",
     )
 
 
@@ -228,15 +259,15 @@ def matrix(prompts: Sequence[Prompt], gap: GapOf, jobs: int = 1) -> Iterator[dic
         "tokens": sum(map(len, reference.values())),
         "outputs": reference,
     }
-    cases = [(row, name) for row in covering_array(FACTORS) for name in (None, "NGRAM")]
-    configs = [config_of(row, name) for row, name in cases]
-    for (row, algorithm), (outputs, figures) in zip(
+    cases = [(row, some) for row in covering_array(FACTORS) for some in speculations()]
+    configs = [config_of(row, some) for row, some in cases]
+    for (row, speculation), (outputs, figures) in zip(
         cases, _run_all(configs, prompts, jobs), strict=True
     ):
         found = divergences(prompts, reference, outputs, gap)
         yield {
             "config": row,
-            "algorithm": algorithm or "NONE",
+            "algorithm": "NONE" if speculation is None else speculation.name,
             "tokens": sum(map(len, outputs.values())),
             "differences": [d._asdict() for d in found],
             "ties": sum(d.tie for d in found),

@@ -23,6 +23,7 @@ from exactness import (
     Divergence,
     GapOf,
     Prompt,
+    Speculation,
     config_of,
     divergences,
     float64_gap,
@@ -52,7 +53,7 @@ def gpu_config(
     source: Source | None, batch: int, overlap: int, dtype: Literal["float32", "bfloat16"]
 ) -> EngineConfig:
     row = {"batch": batch, "overlap": overlap, "page_size": 16, "chunk": 512}
-    config = config_of(row, None if source is None else "NGRAM")
+    config = config_of(row, None if source is None else Speculation("NGRAM"))
     return msgspec.structs.replace(
         config, device="cuda", dtype=dtype, speculative_ngram_source=source or "cpu"
     )

@@ -22,6 +22,7 @@ from exactness import (
     Divergence,
     GapOf,
     Prompt,
+    Speculation,
     config_of,
     divergences,
     float64_gap,
@@ -59,7 +60,7 @@ def cases(ranks: int) -> list[Case]:
 
 def engine_config(case: Case, device: Literal["cpu", "cuda"], dtype: Dtype) -> EngineConfig:
     row = {"batch": case.batch, "overlap": case.overlap, "page_size": 16, "chunk": 512}
-    config = config_of(row, case.algorithm)
+    config = config_of(row, None if case.algorithm is None else Speculation(case.algorithm))
     return msgspec.structs.replace(config, device=device, dtype=dtype, tp_size=case.ranks)
 
 

@@ -33,11 +33,21 @@ from outrider.frontend.commands.plan import gpu_free_memory, make_plan
 
 # As one would type it: results name it.
 QWEN = os.path.relpath(Path(__file__).parent / "configs" / "qwen3-8b")
+EAGLE3 = {
+    "speculative_algorithm": "EAGLE3",
+    "speculative_draft_model_path": f"{QWEN}-eagle3",
+    "speculative_length_policy": "fixed",
+}
+TREE = {
+    "speculative_num_steps": 5,
+    "speculative_eagle_topk": 4,
+    "speculative_num_draft_tokens": 16,
+}
 SHORT_TOKENS, NEW_TOKENS, DECODE_STEPS = 16, 400, 24
 LIMIT = 0.05  # of the measured peak
 
 
-def config(model: str, **fields: object) -> EngineConfig:
+def config(model: str, **fields: Any) -> EngineConfig:
     """Dummy bfloat16 weights, token ids in and out."""
     made = EngineConfig(
         model=model,
@@ -54,6 +64,14 @@ CASES = {
     "pycoder, fixed pool": config("pycoder", max_total_tokens=32768, chunked_prefill_size=4096),
     "qwen3-8b": config(QWEN),
     "qwen3-8b, fixed pool": config(QWEN, max_total_tokens=65536, chunked_prefill_size=8192),
+    "qwen3-8b, EAGLE3": config(QWEN, **EAGLE3),
+    "qwen3-8b, EAGLE3 trees": config(QWEN, **EAGLE3, **TREE),
+    "pycoder, STANDALONE": config(
+        "pycoder",
+        speculative_algorithm="STANDALONE",
+        speculative_draft_model_path="pycoder",
+        speculative_length_policy="fixed",
+    ),
 }
 TOO_LARGE = {
     "a tiny fraction": config(QWEN, mem_fraction_static=0.05),

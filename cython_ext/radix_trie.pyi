@@ -69,8 +69,8 @@ class RadixTrie:
     def reset(self) -> NDArray[np.int32]:
         """Empty the tree and return all its pages; RuntimeError while any page is locked."""
 
-    def pages(self) -> NDArray[np.int32]:
-        """All pages held, int32 [total_pages]."""
+    def pages(self, locked: bool = False) -> NDArray[np.int32]:
+        """All pages held, or the locked ones, int32 [n]."""
 
     def check(self) -> None:
         """Raise AssertionError with the reason when an invariant of the tree fails."""

@@ -459,14 +459,14 @@ cdef class RadixTrie:
             )
         return self.evict(self._evictable)
 
-    def pages(self):
-        """All pages held, int32 [total_pages], in no particular but reproducible order."""
+    def pages(self, bint locked=False):
+        """All pages held, or the locked ones, int32 [n], in no particular but reproducible order."""
         cdef int32_t node, i
         cdef Py_ssize_t filled = 0
-        pages = np.empty(self._evictable + self._locked, np.int32)
+        pages = np.empty(self._locked + (0 if locked else self._evictable), np.int32)
         cdef int32_t[::1] view = pages
         for node in range(1, self._used):
-            if self._nodes[node].state == State.NODE:
+            if self._nodes[node].state == State.NODE and (self._nodes[node].refs or not locked):
                 for i in range(self._nodes[node].num_pages):
                     view[filled] = self._nodes[node].pages[i]
                     filled += 1

@@ -620,13 +620,17 @@ cdef class RequestTable:
         """Damage the state so that a test can see a checker notice.
 
         Kinds: "length", "page" (the first becomes the last), "held" (loses the last page),
-        "filled", "emits", "reach", "max_total".
+        "swap" (the last two trade places), "filled", "emits", "reach", "max_total".
         """
         cdef Entry *entry = self._entry(slot)
         if kind == "length":
             entry.length += 1
         elif kind == "page":
             entry.pages[0] = entry.pages[entry.held - 1]
+        elif kind == "swap":
+            entry.pages[entry.held - 1], entry.pages[entry.held - 2] = (
+                entry.pages[entry.held - 2], entry.pages[entry.held - 1]
+            )
         elif kind == "held":
             entry.held -= 1
         elif kind == "filled":

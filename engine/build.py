@@ -104,7 +104,7 @@ def _assemble(resolved: CoreConfig, worker: EngineWorker, memory: DeviceMemory) 
 
 
 def _core_info(resolved: CoreConfig) -> CoreInfo:
-    config, sizes = resolved.engine, resolved.worker
+    config, sizes, drafter = resolved.engine, resolved.worker, resolved.drafter
     return CoreInfo(
         model=config.served_model_name or config.model,
         vocab_size=sizes.vocab_size,
@@ -113,13 +113,14 @@ def _core_info(resolved: CoreConfig) -> CoreInfo:
         max_total_tokens=sizes.num_pages * sizes.page_size,
         page_size=sizes.page_size,
         max_running_requests=resolved.max_running_requests,
-        drafter=None if resolved.drafter is None else resolved.drafter.name,
+        drafter=None if drafter is None else drafter.name,
         num_draft_tokens=resolved.draft_width,
         num_threads=sizes.num_threads,
         device=sizes.device,
         dtype=sizes.dtype,
         weight_bytes=sizes.weight_bytes,
         pid=os.getpid(),
+        draft_shape=config.shape(drafter) if drafter is not None and drafter.has_model else None,
         simulated=config.simulate_accept_length is not None,
     )
 

@@ -1,9 +1,12 @@
 """The paged KV pool of a model, target or draft."""
 
+from collections.abc import Iterable
+
 import torch
 
 from ..engine_core.model_config import ModelConfig
 from ..engine_core.model_sizes import kv_bytes_per_token
+from ..engine_core.plan import StepPlan
 
 
 class KVPool:
@@ -49,6 +52,28 @@ class KVPool:
         """
         if src_slots.numel():
             self.data[:, :, dst_slots] = self.data[:, :, src_slots]
+
+    def copy_page(self, source: int, destination: int) -> None:
+        """Copy a page in all layers; the two must differ."""
+        size = self.page_size
+        pages = self.data[:, :, destination * size : (destination + 1) * size]
+        pages.copy_(self.data[:, :, source * size : (source + 1) * size])
+
+
+def copy_pages(plan: StepPlan, pools: Iterable[KVPool]) -> None:
+    """Copy what requests that enter a slot need of cached pages, in every pool with these pages.
+
+    Before anything else of the step. Raises ValueError for a page that a pool does not have.
+    """
+    for init in plan.inits:
+        for source, destination in init.page_copies:
+            for pool in pools:
+                if not (0 < source <= pool.num_pages and 0 < destination <= pool.num_pages):
+                    raise ValueError(
+                        f"step {plan.step} copies page {source} to {destination}, of 1 to "
+                        f"{pool.num_pages}"
+                    )
+                pool.copy_page(source, destination)
 
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:

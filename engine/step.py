@@ -12,7 +12,7 @@ from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
-from .kv_pool import KVPool
+from .kv_pool import KVPool, copy_pages
 from .models import Model
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
@@ -41,7 +41,7 @@ class StepRunner:
     """Runs step plans in order on one model, its KV pool and the slots' state.
 
     ``accept_length``: force this mean accept length (for timing alone). ``share`` is called with
-    every decision before it is carried out.
+    every decision before it is carried out. ``pools``: those that share the target's page numbers.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class StepRunner:
     ) -> None:
         self._model = model
         self._kv = kv
+        self.pools: tuple[KVPool, ...] = (kv,)
         self._share = share
         self.state = state
         self._vocab_size = vocab_size
@@ -75,6 +76,7 @@ class StepRunner:
     def run(self, plan: StepPlan, drafts: HostDrafts | None) -> StepResult:
         """Run one step. Raises ValueError if the plan or the drafts break their contract."""
         self.state.apply(plan)
+        copy_pages(plan, self.pools)
         if self._drafts is not None:
             self._drafts.enter(plan)
             drafts = drafts if plan.late_bound else self._drafts.propose(plan)

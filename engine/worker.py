@@ -117,6 +117,8 @@ class TorchWorker:
         self._draft = draft
         self._info = info
         self._runner = runner
+        if draft is not None:
+            runner.pools = (*runner.pools, draft.kv)
         self._timer = timer
         self._jobs: SimpleQueue[StepPlan | Callable[[], None] | None] = SimpleQueue()
         self._drafts: SimpleQueue[HostDrafts | None] = SimpleQueue()

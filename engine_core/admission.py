@@ -4,7 +4,7 @@ from typing import final
 
 import numpy as np
 
-from .prefix_cache import PrefixCache
+from .prefix_cache import CachedPrefix, PrefixCache
 from .queue import WaitingQueue
 from .request import Request, Running, Waiting
 from .running_batch import RunningBatch
@@ -51,13 +51,19 @@ class Admission:
         batch: RunningBatch,
         max_running: int,
         kv_reach: int,
+        recomputes_last: bool,
     ) -> None:
-        """``kv_reach``: tokens that drafting writes from a row's first on (see ``CoreConfig``)."""
+        """``kv_reach``: tokens that drafting writes from a row's first on (see ``CoreConfig``).
+
+        ``recomputes_last``: the last position of a cached prefix is computed again, in a page of
+        the request's own, since the drafter's KV there depends on the token that follows.
+        """
         self._cache = cache
         self._queue = queue
         self._batch = batch
         self._max_running = max_running
         self._kv_reach = kv_reach
+        self._recomputes_last = recomputes_last
         self.ratio = NewTokenRatio()
 
     def next_waiting(self) -> Waiting:
@@ -68,27 +74,30 @@ class Admission:
         """Whether one more request may run."""
         return len(self._batch) < self._max_running and bool(self._batch.free_slots)
 
-    def admit(self, waiting: Waiting) -> tuple[Running, int] | None:
-        """Start ``waiting``; return it and its cached tokens, or None where it does not fit.
+    def admit(self, waiting: Waiting) -> tuple[Running, CachedPrefix] | None:
+        """Start ``waiting``; return it and its cached prefix, or None where it does not fit.
 
-        One token at least is computed, so the match leaves out the last one. With nothing
-        running only its present tokens have to fit: it was checked to fit alone.
+        One token at least is computed. With nothing running only its present tokens have to fit:
+        it was checked to fit alone. A page that is to be copied takes room of the pool until that
+        is done: where there is none, the whole page is computed again.
         """
         if not self.slot_free():
             return None
         request = waiting.request
-        length = request.length
-        match = self._cache.match(request.tokens(), request.salt, length - 1)
+        cache, tokens = self._cache, request.tokens()
+        enter = cache.enter_recomputing if self._recomputes_last else cache.enter
         # Locked before counting: its pages are not evictable any more.
-        self._cache.lock(match.node)
-        demand = self.demand(request, self._batch.running, len(match.pages))
-        if demand > self._cache.available:
-            self._cache.unlock(match.node)
+        prefix = enter(tokens, request.salt)
+        demand = self.demand(request, self._batch.running, len(prefix.pages))
+        if demand > cache.available:
+            prefix = cache.without_copy(prefix)
+        if demand > cache.available:
+            cache.unlock(prefix.node)
             return None
-        pages = self._cache.alloc(self._cache.pages_for(length) - len(match.pages))
+        pages = cache.alloc(cache.pages_for(len(tokens)) - len(prefix.pages))
         assert pages is not None, "admission counted pages that are not there"
         self._queue.admitted(waiting)
-        return self._batch.enter(waiting, match, pages), match.length
+        return self._batch.enter(waiting, prefix, pages), prefix
 
     def demand(self, request: Request, running: list[Running], cached_pages: int) -> int:
         """Pages that must be available for ``request`` to start beside ``running``."""

@@ -64,6 +64,7 @@ def shared_pages_locked(scheduler: Scheduler) -> None:
             shared.update(pages[start:end])
         ends = [end for _, end in spans]
         duplicates += ends[-1] - sum(end - start for start, end in spans)
+        duplicates += holder.lease.source != 0
         locks = holder.lease.node != 0
         _require(locks == (ends[-1] > 0), f"slot {holder.slot} shares pages without a lock")
     _require(shared <= cached, f"pages {sorted(shared - cached)} are shared but not cached")
@@ -71,6 +72,33 @@ def shared_pages_locked(scheduler: Scheduler) -> None:
     _require(len(shared) <= locked, f"{len(shared)} pages are shared but {locked} locked")
     most = len(shared) + duplicates
     _require(locked <= most, f"{locked} pages are locked, {most} by leases")
+
+
+def copies_in_flight(scheduler: Scheduler) -> None:
+    """A page that a request copies is kept by the tree, for just as long as its step is in flight.
+
+    It goes into the first page of the request's own; others stay as they are.
+    """
+    cache, batch = scheduler.cache, scheduler.batch
+    locked = set(cache.tree.pages(locked=True).tolist())
+    planned = {
+        init.slot: init.page_copies
+        for flight in scheduler.flights
+        for init in flight.plan.inits
+        if init.page_copies
+    }
+    for holder in _holders(scheduler):
+        slot, source = holder.slot, holder.lease.source
+        copies = planned.pop(slot, ())
+        _require(bool(copies) == (source != 0), f"slot {slot} copies {copies}, keeps {source}")
+        for page, destination in copies:
+            _require(page == source, f"slot {slot} copies page {page} and keeps {source}")
+            _require(page in locked, f"slot {slot} copies page {page}, which may be evicted")
+            shared = holder.lease.tree_spans[0][1]
+            row = batch.table.pages(slot).tolist()
+            _require(destination == row[shared], f"slot {slot} copies to page {destination}")
+            _require(page not in row, f"slot {slot} copies a page that it has already")
+    _require(not planned, f"slots {list(planned)} copy pages that nobody keeps")
 
 
 def leases_open(scheduler: Scheduler) -> None:
@@ -201,6 +229,7 @@ CHECKS: tuple[Callable[[Scheduler], None], ...] = (
     compiled_structures,
     page_conservation,
     shared_pages_locked,
+    copies_in_flight,
     leases_open,
     slots_partition,
     phases_partition,

@@ -283,6 +283,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
         shared = self.drafter is not None and self.drafter.draft_kv is DraftKV.SHARED_SLOTS
         return self.draft_reach if shared else 0
 
+    @property
+    def recomputes_last(self) -> bool:
+        """Whether the last position of a cached prefix is computed again (see ``Admission``)."""
+        return self.drafter is not None and self.drafter.shifts_tokens
+
 
 def refuse_config(config: EngineConfig) -> Refused | None:
     """Check a configuration by itself, before anything is loaded."""

@@ -18,6 +18,7 @@ from .model_config import (
     read_config,
 )
 from .safetensors_header import HeaderError, tensor_dtypes
+from .spec_shape import refuse_shape
 
 
 def load_draft_config(folder: Path, target: ModelConfig, algorithm: DraftAlgorithm) -> DraftConfig:
@@ -203,16 +204,9 @@ def _defaults(fields: DraftFields) -> SpecShape | None:
     shape = fields.outrider or fields.proposed_chain()
     if shape is None:
         return None
-    if min(shape.steps, shape.topk) < 1 or shape.num_draft_tokens < 2:
-        raise ValueError(
-            "outrider: steps and topk must be at least 1 and num_draft_tokens at least 2, are "
-            f"{shape.steps}, {shape.topk} and {shape.num_draft_tokens}"
-        )
-    if shape.topk == 1 and shape.num_draft_tokens != shape.steps + 1:
-        raise ValueError(
-            f"outrider.num_draft_tokens: {shape.num_draft_tokens} is not steps + 1, which a chain "
-            f"(topk 1) has; write {shape.steps + 1}"
-        )
+    refused = refuse_shape(shape)
+    if refused is not None:
+        raise ValueError(f"outrider.{refused.field}: {refused.reason}")
     return shape
 
 

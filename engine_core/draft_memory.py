@@ -11,7 +11,6 @@ import msgspec
 
 from .config import EngineConfig
 from .device_config import DTYPE_BYTES, Placement
-from .draft_config import DraftConfig
 from .draft_source import DraftSource
 from .memory_parts import (
     OVERRUN_TOKENS,
@@ -24,31 +23,10 @@ from .memory_parts import (
     step_bytes,
 )
 from .model_config import ModelConfig
-from .model_sizes import kv_bytes_per_token, weight_bytes
 
-_SLOT_BYTES = 64  # of a slot: lengths and its position among the drafts
-_LAYER_KERNELS, _FORWARD_KERNELS = 10, 20  # of a forward: a layer's; embedding, fc, head, choice
-
-
-class DraftSizes(NamedTuple):
-    """Bytes of its weights in memory, and of its KV of a token."""
-
-    weight_bytes: int
-    kv_bytes_per_token: int
-
-
-NO_DRAFT = DraftSizes(0, 0)
-
-
-def draft_sizes(draft: DraftSource, placement: Placement) -> DraftSizes:
-    """What is exact: weights of its own, and KV beside the target's."""
-    item = DTYPE_BYTES[placement.dtype]
-    config = draft.config
-    if config.algorithm == "STANDALONE":
-        weights = weight_bytes(config.model, draft.stored, placement)
-    else:
-        weights = _elements(config) * item
-    return DraftSizes(weights, kv_bytes_per_token(config.model, item))
+# A layer's; what the extend has beside them, and a pass over chains or trees: layout, input, head,
+# candidates, what is gathered, grown and kept.
+_LAYER_KERNELS, _EXTEND_KERNELS, _CHAIN_KERNELS, _TREE_KERNELS = 10, 16, 6, 20
 
 
 class DraftParts(NamedTuple):
@@ -96,44 +74,23 @@ def _pool_bytes(config: EngineConfig, draft: DraftSource, target: ModelConfig, i
 
 def _record_bytes(config: EngineConfig, draft: DraftSource) -> int:
     """The driver's records of what drafting adds to all graphs."""
-    # The extend, and a forward for each step but the first; STANDALONE's feeds the bonus token.
-    forwards = draft.shape.steps + (draft.config.algorithm == "STANDALONE")
-    kernels = _LAYER_KERNELS * draft.config.model.num_hidden_layers + _FORWARD_KERNELS
-    return record_bytes(forwards * kernels, graph_rows(config), draft.shape.num_draft_tokens)
+    layers = _LAYER_KERNELS * draft.config.model.num_hidden_layers
+    # EAGLE's first level comes from the extend, STANDALONE's takes a pass.
+    passes = draft.shape.steps - (draft.config.algorithm != "STANDALONE")
+    each = _CHAIN_KERNELS if draft.shape.topk == 1 else _TREE_KERNELS
+    kernels = layers + _EXTEND_KERNELS + passes * (layers + each)
+    return record_bytes(kernels, graph_rows(config), draft.shape.num_draft_tokens)
 
 
 def _state_bytes(config: EngineConfig, draft: DraftSource, context: int, item: int) -> int:
-    """The slots' candidates, recurrent hidden states and prompts, and the draft's rotary table."""
+    """The rotary table of the draft, and by slot what its drafter keeps: the newest token, or
+    level 1, its recurrent hidden state and the prompt."""
     model = draft.config.model
-    pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
-    text = 4 * pages * config.page_size
-    hidden = model.hidden_size * item
-    slot = text + hidden + 8 * draft.shape.topk + _SLOT_BYTES
+    slot = 8
+    if draft.config.algorithm != "STANDALONE":
+        pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
+        slot = 4 * pages * config.page_size + model.hidden_size * item + 12 * draft.shape.topk
     return slots(config) * slot + rotary_bytes(model)
-
-
-def _elements(config: DraftConfig) -> int:
-    """Elements of the tensors of an EAGLE or EAGLE3 draft, without those that are the target's."""
-    model, three = config.model, config.algorithm == "EAGLE3"
-    hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
-    layer = (q + 2 * kv) * hidden + hidden * q + 3 * inner * hidden + 2 * hidden
-    layer += 2 * model.head_dim if model.qk_norm else 0
-    layer += q + 2 * kv if model.qkv_bias else 0
-    layer += hidden if model.o_bias else 0
-    layer += 2 * inner + hidden if model.mlp_bias else 0
-    total = model.num_hidden_layers * layer
-    if three:
-        total += (q + 2 * kv) * hidden + hidden  # layer 0 takes in the embedding too
-        total += config.feature_size * hidden + hidden  # fc, the final norm
-    else:
-        total += (hidden + config.feature_size) * hidden
-        total -= 0 if config.first_layer_norm else hidden
-    total += hidden if config.fc_bias else 0
-    total += config.feature_size if config.norm_before_fc else 0
-    total += config.feature_size if config.chunk_norms else 0
-    total += model.vocab_size * hidden if config.owns_embedding else 0
-    total += config.draft_vocab_size * hidden if config.owns_head or config.hot_tokens else 0
-    return total
 
 
 def _as_decoder(draft: DraftSource) -> ModelConfig:
@@ -147,11 +104,15 @@ def _draft_size(draft: DraftSource, size: StepSize, rows: int) -> StepSize:
 
 
 def _extra_bytes(draft: DraftSource, size: StepSize, rows: int, item: int) -> int:
-    """The target's features, what they and the embedding become together, and probabilities."""
+    """The target's features; hidden state, beside the embedding too, of every token; of trees
+    their nodes' hidden states, gathered for a pass, and probabilities of a level's nodes."""
     config, topk = draft.config, draft.shape.topk
     hidden = config.model.hidden_size
+    # Without layers of its own choice the feature is the final hidden state, which is there.
+    features = config.feature_size if config.feature_layers else 0
     inputs = 0 if config.algorithm == "STANDALONE" else 3 * hidden
-    if config.algorithm == "EAGLE":
-        inputs += config.feature_size  # beside the embedding, before fc
-    candidates = rows * topk * config.draft_vocab_size * 4 if topk > 1 else 0
-    return size.tokens * (config.feature_size + inputs) * item + candidates
+    total = size.tokens * (features + inputs) * item
+    if topk > 1:
+        total += rows * topk * config.draft_vocab_size * 4
+        total += 2 * rows * topk * max(1, draft.shape.steps - 1) * hidden * item
+    return total

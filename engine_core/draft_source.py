@@ -22,8 +22,9 @@ _FIELD = "speculative_draft_model_path"
 class DraftSource(NamedTuple):
     """Where a draft is, what it is, and how much it drafts a round.
 
-    ``stored``: its tensors' types by name, empty for dummy weights. ``token_map``: the target's id
-    of each of its draft ids, where the user gave them.
+    ``stored``: its tensors' types by name, empty for dummy weights; ``target_dtype``: that of the
+    target's checkpoint. ``token_map``: the target's id of each of its draft ids, where the user
+    gave them.
     """
 
     folder: Path
@@ -31,6 +32,7 @@ class DraftSource(NamedTuple):
     shape: SpecShape
     load_format: Literal["auto", "safetensors", "dummy"]
     stored: dict[str, str]
+    target_dtype: str
     token_map: tuple[int, ...] | None
 
 
@@ -94,4 +96,4 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         )
     load_format = config.speculative_draft_load_format or config.load_format
     stored = {} if load_format == "dummy" else tensor_dtypes(folder)
-    return DraftSource(folder, draft, shape, load_format, stored, token_map)
+    return DraftSource(folder, draft, shape, load_format, stored, target.torch_dtype, token_map)

@@ -30,8 +30,10 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     ``make(config: EngineConfig, spec: DrafterSpec) -> HostDrafter``, or on the device
     ``make(context: DrafterContext) -> DeviceDrafter``, imported by the process that runs the
     drafter. ``fills``: with a host drafter, the implementation of one on the device that drafts
-    for the rows that the host has nothing for; empty: there is none.
-    ``default_num_draft_tokens``: of drafters without a model (:mod:`.spec_shape` has the others').
+    for the rows that the host has nothing for; empty: there is none. ``shifts_tokens``: its KV of
+    a position depends on the next token too, so what the prefix cache has of a prompt's last
+    position was made for another prompt. ``default_num_draft_tokens``: of drafters without a model
+    (:mod:`.spec_shape` has the others').
     """
 
     name: str
@@ -41,6 +43,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     gives_q: bool = False
     gives_survival: bool = False
     draft_kv: DraftKV = DraftKV.NONE
+    shifts_tokens: bool = False
     target_layers: tuple[int, ...] = ()
     default_num_draft_tokens: int = 4
     fills: str = ""
@@ -81,6 +84,7 @@ _EAGLE = DrafterSpec(
     implementation="outrider.engine.speculative.eagle_drafter:make",
     tree=True,
     draft_kv=DraftKV.SHARED_SLOTS,
+    shifts_tokens=True,
 )
 BUILT_IN: dict[str, DrafterSpec] = {
     "NGRAM": NGRAM,

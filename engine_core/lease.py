@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 
 from .ids import I32
-from .prefix_cache import PrefixCache
+from .prefix_cache import CachedPrefix, PrefixCache
 
 
 @final
@@ -18,17 +18,20 @@ class Lease:
 
         [0, k) tree    [k, e) private duplicates    [e, w) tree    [w, held) private
 
-    It is released exactly once, and only when the last step that can touch the pages is in.
+    It is released exactly once, and only when the last step that can touch the pages is in. A page
+    of the tree that the request's first step copies stays locked until that step is in.
     """
 
-    __slots__ = ("_cache", "_node", "_released", "_salt", "_tree_spans")
+    __slots__ = ("_cache", "_node", "_released", "_salt", "_source", "_source_node", "_tree_spans")
 
-    def __init__(self, cache: PrefixCache, salt: str, node: int, shared_pages: int) -> None:
-        """Take over the caller's lock on ``node``, which holds ``shared_pages`` pages."""
+    def __init__(self, cache: PrefixCache, salt: str, prefix: CachedPrefix) -> None:
+        """Take over the caller's locks on the prefix."""
         self._cache = cache
         self._salt = salt
-        self._node = node
-        self._tree_spans = [(0, shared_pages)]
+        self._node = prefix.node
+        self._source = prefix.source
+        self._source_node = prefix.source_node
+        self._tree_spans = [(0, len(prefix.pages))]
         self._released = False
 
     @property
@@ -40,6 +43,11 @@ class Lease:
     def node(self) -> int:
         """Handle of the locked tree node; 0 when nothing is locked."""
         return self._node
+
+    @property
+    def source(self) -> int:
+        """The tree's page that a step in flight copies into the row's first own one; 0: none."""
+        return self._source
 
     @property
     def tree_spans(self) -> tuple[tuple[int, int], ...]:
@@ -64,17 +72,24 @@ class Lease:
     def publish(self, tokens: I32, pages: I32) -> None:
         """Give the whole pages of ``tokens`` (int32[n], all with valid KV) to the tree.
 
-        What the tree had already stays a private duplicate, since steps in flight read it.
+        What the tree had already stays a private duplicate, since steps in flight read it. Where
+        that is all, the tree's pages are not locked: they may go when others need the room.
         """
         self._require_open()
         inserted = self._cache.insert(tokens, pages, self._salt)
-        if inserted is None:
+        whole = len(tokens) // self._cache.page_size
+        if inserted is None or inserted.existing == whole:
             return
         self._cache.lock(inserted.node)
         self._cache.unlock(self._node)
         self._node = inserted.node
-        whole = len(tokens) // self._cache.page_size
         self._tree_spans.append((inserted.existing, whole))
+
+    def end_copy(self) -> None:
+        """The step that copies is in; nothing happens where there was nothing to copy."""
+        if self._source_node:
+            self._cache.unlock(self._source_node)
+        self._source = self._source_node = 0
 
     def release(self, pages: I32, last_step: int, done_step: int) -> None:
         """Unlock the tree's pages and free the private ones of the row (int32[held]).
@@ -88,6 +103,7 @@ class Lease:
                 f"lease released after step {done_step} while step {last_step} is in flight"
             )
         self._released = True
+        self.end_copy()
         self._cache.unlock(self._node)
         self._cache.free(self.private(pages))
 

@@ -8,7 +8,8 @@ from . import memory_parts as parts
 from .config import EngineConfig, served_context
 from .device_config import DTYPE_BYTES, Placement
 from .draft_config import SpecShape
-from .draft_memory import NO_DRAFT, NO_PARTS, draft_parts, draft_sizes
+from .draft_memory import NO_PARTS, draft_parts
+from .draft_sizes import NO_DRAFT, draft_sizes
 from .draft_source import DraftSource
 from .drafter_spec import find_drafter
 from .model_config import ModelConfig

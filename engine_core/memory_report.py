@@ -27,7 +27,8 @@ class MemoryStage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Stages in order: context, weights, pool, state, ready (graphs captured), perhaps serving.
+    """Stages in order: context, weights, perhaps draft weights, pool, state, ready (graphs
+    captured), perhaps serving.
 
     ``peak_device_bytes``: the most that the device held, as far as the stages can tell: what
     was outside torch's allocator at the end of a stage, and the most inside it so far.

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from .draft_config import SpecShape
 from .plan import TokenLogprobs
 from .refusal import Refused
 from .sampling_params import SamplingParams
@@ -170,6 +171,7 @@ ToCore = (
 class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a frontend needs to know of the core it talks to.
 
+    ``draft_shape``: how much a draft model drafts a round, by flag or by itself; None without one.
     ``simulated``: accept lengths are forced, so that times mean something and texts do not.
     """
 
@@ -187,6 +189,7 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     weight_bytes: int
     pid: int
+    draft_shape: SpecShape | None = None
     simulated: bool = False
 
 

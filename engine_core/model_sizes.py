@@ -18,7 +18,7 @@ def weight_bytes(
 
     ``packed``: a CPU runs its own kernels where it can, as it does with one rank.
     """
-    if packed and placement.device == "cpu" and model.head_dim % 8 == 0:
+    if packed and runs_packed(model, placement):
         return _packed_bytes(model, stored)
     return _elements(model) * DTYPE_BYTES[placement.dtype]
 
@@ -52,17 +52,23 @@ def _packed_bytes(model: ModelConfig, stored: Mapping[str, str]) -> int:
     for index in range(model.num_hidden_layers):
         at, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
         qkv = item(f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj")
-        total += _padded(q + 2 * kv) * hidden * qkv
-        total += _padded(hidden) * q * item(f"{at}.o_proj")
+        total += padded(q + 2 * kv) * hidden * qkv
+        total += padded(hidden) * q * item(f"{at}.o_proj")
         gate_up = item(f"{mlp}.gate_proj", f"{mlp}.up_proj")
         total += -(-inner // 8) * 16 * hidden * gate_up
-        total += _padded(hidden) * inner * item(f"{mlp}.down_proj")
+        total += padded(hidden) * inner * item(f"{mlp}.down_proj")
     embed = item("model.embed_tokens")
     if model.tie_word_embeddings:
-        return total + _padded(model.vocab_size) * hidden * embed
-    head = _padded(model.vocab_size) * hidden * item("lm_head")
+        return total + padded(model.vocab_size) * hidden * embed
+    head = padded(model.vocab_size) * hidden * item("lm_head")
     return total + head + model.vocab_size * hidden * embed
 
 
-def _padded(outputs: int) -> int:
-    return -(-outputs // 16) * 16
+def padded(outputs: int, to: int = 16) -> int:
+    """``outputs`` rounded up, as the CPU's kernels pad a matrix."""
+    return -(-outputs // to) * to
+
+
+def runs_packed(model: ModelConfig, placement: Placement) -> bool:
+    """Whether the CPU's own kernels run a whole model."""
+    return placement.device == "cpu" and model.head_dim % 8 == 0

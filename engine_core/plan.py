@@ -14,8 +14,10 @@ class SlotInit(msgspec.Struct, frozen=True, array_like=True):
 
     ``prompt``: int32 bytes of the prompt, ``output``: int32 bytes of tokens generated before a
     retraction (empty at first). ``cached_len`` tokens have their KV in place through the radix
-    cache. ``seed`` is the resolved 64-bit seed of the coupled rule. ``eos_ids`` are the tokens
-    that ``min_new_tokens`` masks (EOS unless ignored, and the request's stop tokens).
+    cache, once each (source, destination) page of ``page_copies`` is copied, which comes before
+    anything else that the step does with them. ``seed`` is the resolved 64-bit seed of the coupled
+    rule. ``eos_ids`` are the tokens that ``min_new_tokens`` masks (EOS unless ignored, and the
+    request's stop tokens).
     """
 
     slot: int
@@ -26,6 +28,7 @@ class SlotInit(msgspec.Struct, frozen=True, array_like=True):
     output: bytes
     cached_len: int
     eos_ids: tuple[int, ...]
+    page_copies: tuple[tuple[int, int], ...] = ()
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):

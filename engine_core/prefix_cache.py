@@ -1,6 +1,6 @@
 """Radix tree and page allocator as one pool: pages that nobody locks are free to take."""
 
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -9,6 +9,21 @@ from ..cython_ext.radix_trie import RadixInsert, RadixMatch, RadixTrie
 from .ids import I32
 
 _NO_PAGES: I32 = np.empty(0, dtype=np.int32)
+
+
+class CachedPrefix(NamedTuple):
+    """What a request takes of the tree: KV of its first ``length`` tokens.
+
+    ``pages`` int32[n] are shared, under a lock on ``node`` (0: nothing shared). ``source``: the
+    page that holds the tokens after those in shared pages, to be copied into one of the request's
+    own, under a lock on ``source_node``; both 0 without a copy.
+    """
+
+    length: int
+    pages: I32
+    node: int
+    source: int = 0
+    source_node: int = 0
 
 
 @final
@@ -41,6 +56,35 @@ class PrefixCache:
         if not self.enabled:
             return RadixMatch(0, _NO_PAGES, 0)
         return self.tree.match(tokens, salt, limit)
+
+    def enter(self, tokens: I32, salt: str) -> CachedPrefix:
+        """Take the longest cached prefix that leaves the last token to compute; it is locked."""
+        match = self.match(tokens, salt, len(tokens) - 1)
+        self.lock(match.node)
+        return CachedPrefix(match.length, match.pages, match.node)
+
+    def enter_recomputing(self, tokens: I32, salt: str) -> CachedPrefix:
+        """Take the longest cached prefix less its last token, which is to be computed again.
+
+        Nobody writes into a shared page, so what is left of the last one is to be copied.
+        """
+        match = self.match(tokens, salt, len(tokens))
+        if not match.length:
+            return CachedPrefix(0, _NO_PAGES, 0)
+        shared = self.match(tokens, salt, match.length - self.page_size)
+        self.lock(shared.node)
+        if self.page_size == 1:
+            return CachedPrefix(shared.length, shared.pages, shared.node)
+        self.lock(match.node)
+        source = int(match.pages[-1])
+        return CachedPrefix(match.length - 1, shared.pages, shared.node, source, match.node)
+
+    def without_copy(self, prefix: CachedPrefix) -> CachedPrefix:
+        """The part of a prefix that is shared; the page to copy from is unlocked."""
+        if prefix.source_node:
+            self.unlock(prefix.source_node)
+        length = len(prefix.pages) * self.page_size
+        return CachedPrefix(length, prefix.pages, prefix.node)
 
     def insert(self, tokens: I32, pages: I32, salt: str) -> RadixInsert | None:
         """Cache the whole pages of ``tokens``; None where there is nothing to cache."""

@@ -32,7 +32,7 @@ def draft_work(
         case "EAGLE3":
             later = steps - 1
             layers += (model.q_size + 2 * model.kv_size) * hidden  # the embedding's part
-            fused = draft.feature_size * hidden
+            fused = draft.feature_size * hidden if draft.has_fc else 0
     item = DTYPE_BYTES[dtype]
     seen = sum(min(length, window) if window else length for window in model.sliding_windows)
     kv = rows * seen * kv_bytes_per_token(model, item) / model.num_hidden_layers

@@ -4,12 +4,11 @@ from typing import final
 
 import numpy as np
 
-from ..cython_ext.radix_trie import RadixMatch
 from ..cython_ext.request_table import RequestTable
 from .fast_rows import attach, move_counts
 from .ids import I32, RequestId, SlotId
 from .lease import Lease
-from .prefix_cache import PrefixCache
+from .prefix_cache import CachedPrefix, PrefixCache
 from .request import Draining, Finished, Running, Waiting
 
 
@@ -51,21 +50,21 @@ class RunningBatch:
             self._decoding_slots = np.array([r.slot for r in self.decoding], dtype=np.int32)
         return self._decoding_slots
 
-    def enter(self, waiting: Waiting, match: RadixMatch, pages: I32) -> Running:
+    def enter(self, waiting: Waiting, prefix: CachedPrefix, pages: I32) -> Running:
         """Put a request into a free slot with its cached prefix, locked by the caller, and
         ``pages`` (int32) for the rest of its tokens.
         """
         request = waiting.request
         slot = self.free_slots.pop()
         self._serial += 1
-        lease = Lease(self.cache, request.salt, match.node, len(match.pages))
+        lease = Lease(self.cache, request.salt, prefix)
         running = waiting.admit(slot, self._serial, lease)
         self.table.open(
             slot,
             request.length,
             request.max_total,
-            np.concatenate((match.pages, pages)),
-            match.length,
+            np.concatenate((prefix.pages, pages)),
+            prefix.length,
             request.params.ignore_eos,
             request.speculative,
         )

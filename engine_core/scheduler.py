@@ -61,7 +61,12 @@ class Scheduler:
         self.batch = RunningBatch(self.cache, worker.max_slots, config.kv_reach)
         self.queue = WaitingQueue(engine.schedule_policy, engine.enable_priority_scheduling)
         self.admission = Admission(
-            self.cache, self.queue, self.batch, config.max_running_requests, config.kv_reach
+            self.cache,
+            self.queue,
+            self.batch,
+            config.max_running_requests,
+            config.kv_reach,
+            config.recomputes_last,
         )
         self.flights: deque[Flight] = deque()
         self.done_step = 0
@@ -163,6 +168,7 @@ class Scheduler:
         self.flights.popleft()
         self.done_step = flight.plan.step
         self.counters.worker_busy_ns += result.busy_ns
+        self._end_copies(flight)
         committed = self._apply_rows(flight, result)
         self._settle()
         return committed
@@ -198,6 +204,13 @@ class Scheduler:
         self._settle()
         self.cache.flush()
         return self.take_news()
+
+    def _end_copies(self, flight: Flight) -> None:
+        """The step copied pages for the requests that entered with it: let their sources go."""
+        for init in flight.plan.inits:
+            owner = self.batch.by_slot[init.slot]
+            assert owner is not None, "a slot with a row in flight was freed"
+            owner.lease.end_copy()
 
     def _make_room(self, message: GenerateRequest) -> Refused | None:
         """Refuse a request that finds the queue full, or end a waiting one of lower priority."""

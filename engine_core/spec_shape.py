@@ -13,6 +13,11 @@ PLAIN = SpecShape(0, 1, 1)  # of plain decoding
 _CHAIN = SpecShape(3, 1, 4)
 # SGLang's choices where nobody says anything, by the target's architecture; else the chain.
 _TREES = {"llama": SpecShape(5, 4, 8)}
+_FLAGS = {
+    "steps": "speculative_num_steps",
+    "topk": "speculative_eagle_topk",
+    "num_draft_tokens": "speculative_num_draft_tokens",
+}
 MAX_LEVEL_TOKENS = 64  # a level's forward has the levels before it in its mask, one bit a node
 
 
@@ -43,31 +48,17 @@ def given_shape(config: "EngineConfig") -> SpecShape | Refused | None:
                 )
         return None
     topk = 1 if topk is None else topk
-    refused = _refuse_steps(steps, topk)
+    shape = SpecShape(steps, topk, steps + 1 if topk == 1 or nodes is None else nodes)
+    refused = refuse_shape(shape)
     if refused is not None:
-        return refused
-    if topk == 1:
-        return SpecShape(steps, 1, steps + 1)
-    most = _most_nodes(steps, topk)
-    if nodes is None:
+        return Refused(_FLAGS[refused.field], refused.reason)
+    if topk > 1 and nodes is None:
         return Refused(
             "speculative_num_draft_tokens",
-            f"a tree of {steps} steps and topk {topk} verifies {steps + 1} to {most} nodes, the "
-            "bonus token included; say how many",
+            f"a tree of {steps} steps and topk {topk} verifies {steps + 1} to "
+            f"{_most_nodes(steps, topk)} nodes, the bonus token included; say how many",
         )
-    if nodes <= steps:
-        return Refused(
-            "speculative_num_draft_tokens",
-            f"{nodes} nodes, the bonus token included, cannot be {steps} steps deep; ask for "
-            f"{steps + 1} or more, or for fewer --speculative-num-steps",
-        )
-    if nodes > most:
-        return Refused(
-            "speculative_num_draft_tokens",
-            f"{nodes} exceeds the {most} nodes that {steps} steps of topk {topk} draft and a row "
-            f"verifies; ask for {most} or less",
-        )
-    return SpecShape(steps, topk, nodes)
+    return shape
 
 
 def resolve_shape(
@@ -75,32 +66,49 @@ def resolve_shape(
 ) -> SpecShape | Refused:
     """Flags first, then ``own``, the draft's shape by its config.json, then SGLang's table.
 
-    ``architecture``: the target's. Refused: a shape that cannot be, wherever it is from, and an
-    accept length to simulate beyond it.
+    ``architecture``: the target's. Refused: flags that cannot be, and an accept length to simulate
+    beyond the shape.
     """
     shape = given_shape(config)
-    if shape is None:
-        shape = own if own is not None else _table(algorithm, architecture)
-        refused = refuse_shape(shape)
-        if refused is not None:
-            return Refused(
-                "speculative_draft_model_path", f'its config.json: "outrider": {refused}'
-            )
     if isinstance(shape, Refused):
         return shape
+    if shape is None:
+        shape = own if own is not None else _table(algorithm, architecture)
     return refuse_simulation(config, shape.num_draft_tokens) or shape
 
 
 def refuse_shape(shape: SpecShape) -> Refused | None:
-    """Check a shape that does not come from flags."""
-    refused = _refuse_steps(shape.steps, shape.topk)
-    if refused is not None:
-        return refused
-    if shape.topk == 1 and shape.num_draft_tokens != shape.steps + 1:
-        return Refused("num_draft_tokens", f"of a chain must be steps + 1 = {shape.steps + 1}")
-    most = _most_nodes(shape.steps, shape.topk)
-    if not shape.steps < shape.num_draft_tokens <= most:
-        return Refused("num_draft_tokens", f"must be between {shape.steps + 1} and {most}")
+    """A shape that cannot be, by the name of its field: no more than a row's nodes deep or wide,
+    levels that a draft forward can take, and nodes that can all be drafted."""
+    steps, topk, nodes = shape.steps, shape.topk, shape.num_draft_tokens
+    for field, value in (("steps", steps), ("topk", topk)):
+        if not 1 <= value < MAX_DRAFT_TOKENS:
+            return Refused(field, f"must be between 1 and {MAX_DRAFT_TOKENS - 1}, got {value}")
+    fed = topk * (steps - 1)
+    if fed > MAX_LEVEL_TOKENS:
+        return Refused(
+            "topk",
+            f"{topk} branches over {steps} steps feed the draft {fed} nodes in the last one, which "
+            f"takes {MAX_LEVEL_TOKENS}; use fewer of either",
+        )
+    if topk == 1 and nodes != steps + 1:
+        return Refused(
+            "num_draft_tokens",
+            f"{nodes} is not steps + 1, which a chain (topk 1) has; write {steps + 1}",
+        )
+    if nodes <= steps:
+        return Refused(
+            "num_draft_tokens",
+            f"{nodes} nodes, the bonus token included, cannot be {steps} steps deep; ask for "
+            f"{steps + 1} or more, or for fewer steps",
+        )
+    most = _most_nodes(steps, topk)
+    if nodes > most:
+        return Refused(
+            "num_draft_tokens",
+            f"{nodes} exceeds the {most} nodes that {steps} steps of topk {topk} draft and a row "
+            f"verifies; ask for {most} or less",
+        )
     return None
 
 
@@ -125,20 +133,6 @@ def refuse_simulation(config: "EngineConfig", width: int) -> Refused | None:
         f"must be between 1 and the {width} nodes of a verify row (bonus token included), "
         f"got {simulated}",
     )
-
-
-def _refuse_steps(steps: int, topk: int) -> Refused | None:
-    """No more than a row's nodes deep or wide, and levels that a draft forward can take."""
-    for field, value in (("speculative_num_steps", steps), ("speculative_eagle_topk", topk)):
-        if not 1 <= value < MAX_DRAFT_TOKENS:
-            return Refused(field, f"must be between 1 and {MAX_DRAFT_TOKENS - 1}, got {value}")
-    if topk * (steps - 1) > MAX_LEVEL_TOKENS:
-        return Refused(
-            "speculative_eagle_topk",
-            f"{topk} branches over {steps} steps feed the draft {topk * (steps - 1)} nodes in its "
-            f"last step, of which it takes {MAX_LEVEL_TOKENS}; lower it or --speculative-num-steps",
-        )
-    return None
 
 
 def _most_nodes(steps: int, topk: int) -> int:

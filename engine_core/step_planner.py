@@ -13,7 +13,7 @@ from .fast_rows import NO_PAGES
 from .ids import I32, RowKind, i32
 from .messages import FinishReason
 from .plan import SlotInit
-from .prefix_cache import PrefixCache
+from .prefix_cache import CachedPrefix, PrefixCache
 from .queue import WaitingQueue
 from .request import Running, Waiting
 from .retraction import Retraction
@@ -125,9 +125,10 @@ class StepPlanner:
                 if self._use_priority:
                     self._preempt(waiting)
                 return
-            running, cached = admitted
-            self._count_entry(running, cached)
-            builder.init(slot_init(running, cached), self._batch.table.pages(running.slot))
+            running, prefix = admitted
+            self._count_entry(running, prefix.length)
+            pages = self._batch.table.pages(running.slot)
+            builder.init(slot_init(running, prefix, pages), pages)
             self._add_chunk(builder, running)
 
     def _add_chunk(self, builder: StepBuilder, running: Running) -> bool:
@@ -182,9 +183,12 @@ class StepPlanner:
         return fits and slots > 0 and len(stay) < self._config.max_running_requests
 
 
-def slot_init(running: Running, cached: int) -> SlotInit:
-    """What the worker needs of a request that enters a slot with ``cached`` tokens in place."""
+def slot_init(running: Running, prefix: CachedPrefix, pages: I32) -> SlotInit:
+    """What the worker needs of a request that enters a slot with its pages, int32[n]."""
     request = running.request
+    copies: tuple[tuple[int, int], ...] = ()
+    if prefix.source:
+        copies = ((prefix.source, int(pages[len(prefix.pages)])),)
     return SlotInit(
         slot=running.slot,
         serial=running.serial,
@@ -192,6 +196,7 @@ def slot_init(running: Running, cached: int) -> SlotInit:
         seed=request.seed,
         prompt=request.prompt.tobytes(),
         output=request.progress.tokens.tobytes(),
-        cached_len=cached,
+        cached_len=prefix.length,
         eos_ids=request.stop_ids,
+        page_copies=copies,
     )

@@ -14,6 +14,7 @@ COMMANDS = {
     "generate": "generate one completion",
     "run": "run a JSONL file of prompts, resumably",
     "bench": "measure speed (bench offline, serve, step) beside a baseline or a floor",
+    "train": "train a draft model for a target, and measure it",
     "plan": "show what a configuration would take of the device's memory",
     "replay": "re-run a recorded trace of step plans and check every commit",
     "capabilities": "show which features work together, and what is refused",

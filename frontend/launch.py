@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
@@ -25,7 +25,12 @@ from ..engine_core.private_dir import make_private_dir, remove_private_dir
 from ..engine_core.refusal import RefusedError
 from ..engine_core.replay import ReplayReport, replay_worker
 from ..engine_core.trace import TraceReader
+from ..engine_core.train_spec import TrainSpec
 from .errors import LaunchError, LaunchRefused
+
+if TYPE_CHECKING:
+    from ..engine.training.on_policy import Generate
+    from ..engine.training.run import TrainReport
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 5.0
@@ -207,6 +212,13 @@ def describe_exit(status: int | None) -> str:
     if status < 0:
         return f"killed by signal {-status}"
     return f"exit status {status}"
+
+
+def run_training(spec: TrainSpec, generate: "Generate") -> "TrainReport":
+    """Train a draft in this process. Raises RefusedError."""
+    from ..engine.training.run import train_draft
+
+    return train_draft(spec, generate)
 
 
 def replay_on_model(path: str) -> ReplayReport:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...engine_core.plan import StepPlan
 from ...kernels.coupled_sample_gpu import coupled_sample
 from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
@@ -14,7 +15,7 @@ from ...kernels.verify_walk_gpu import verify_walk
 from ..agreement import Ranks
 from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
-from ..kv_pool import KVPool
+from ..kv_pool import KVPool, copy_pages
 from ..models import GpuModel
 from ..speculative.device_drafter import DeviceDrafter, DraftRows, Verdict
 from ..speculative.simulate import SimulatedAcceptance
@@ -70,7 +71,8 @@ class DeviceStep:
 
     ``accept_length``: force this mean accept length (for timing alone). ``ranks``: those that share
     the model, if there are several. The leading one alone ``decides`` targets and accept lengths;
-    all of them draft and lay batches out, from state on which they agree.
+    all of them draft and lay batches out, from state on which they agree. ``pools``: the KV pools
+    that share the target's page numbers.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class DeviceStep:
     ) -> None:
         self._model = model
         self._kv = kv
+        self.pools: tuple[KVPool, ...] = (kv,)
         self.drafter = drafter
         self._ranks = ranks
         self.decides = ranks is None or ranks.leads
@@ -107,6 +110,14 @@ class DeviceStep:
     def drafts(self, width: int) -> bool:
         """Whether the drafter has a part in steps of this width."""
         return self.drafter is not None and width > 1
+
+    def enter(self, plan: StepPlan) -> None:
+        """Take the requests that enter a slot, before the step itself is enqueued."""
+        copy_pages(plan, self.pools)
+        for init in plan.inits:
+            self.state.enter(init)
+            if self.drafter is not None:
+                self.drafter.enter(init)
 
     def run(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> Choice:
         """D, F and A, into ``out`` (see ``new_output``)."""

@@ -93,10 +93,7 @@ class GpuStepRunner:
     def launch(self, plan: StepPlan, drafts: HostDrafts | None, wait_ns: int) -> Launched:
         """Enqueue a step. Raises ValueError if the plan or the drafts break their contract."""
         packed = self._packer.pack(plan, drafts)
-        for init in plan.inits:
-            self._step.state.enter(init)
-            if self._step.drafter is not None:
-                self._step.drafter.enter(init)
+        self._step.enter(plan)
         features = self._features(packed)
         began = new_mark(self._device)
         self.steps += 1

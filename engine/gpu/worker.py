@@ -62,6 +62,8 @@ class GpuWorker:
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device, decides)
         self._model = model
         self._step = DeviceStep(model, kv, state, config.simulate_accept_length, ranks=ranks)
+        if draft is not None:
+            self._step.pools = (kv, draft.kv)
         self._page_size = kv.page_size
         self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ...engine_core.config import EngineConfig
+from ...engine_core.draft_config import SpecShape
 from ...engine_core.messages import CoreStats
 from ...engine_core.sampling_params import SamplingParams
 from ..engine_handle import EngineHandle, start_engine
@@ -42,9 +43,13 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one side over all rounds; ``output_tokens_per_s`` is the rounds' median."""
+    """Results of one side over all rounds; ``output_tokens_per_s`` is the rounds' median.
+
+    ``draft_shape``: how much a draft model drafted a round, by flag or by its own config.json.
+    """
 
     drafter: str | None
+    draft_shape: SpecShape | None
     num_threads: int
     output_tokens_per_s: float
     output_tokens_per_s_rounds: list[float]
@@ -206,6 +211,7 @@ def _side(engine: EngineHandle, rounds: list[Round]) -> Side:
     totals = _joined(rounds)
     return Side(
         drafter=info.drafter,
+        draft_shape=info.draft_shape,
         num_threads=info.num_threads,
         output_tokens_per_s=statistics.median(rates),
         output_tokens_per_s_rounds=rates,

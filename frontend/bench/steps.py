@@ -64,15 +64,16 @@ def bench_steps(spec: StepBenchSpec) -> StepBenchReport:
 
 
 def bench_rounds(spec: StepBenchSpec) -> StepBenchReport:
-    """Measure rounds of a draft model in a child process, and before them plain steps in another,
-    so that both engines have the device to themselves.
+    """Measure rounds of a draft model in a child process, and then plain steps in another, so that
+    both engines have the device to themselves.
 
     The report is that of the rounds, with the plain rows before them. Raises as ``bench_steps``.
     """
-    plain = bench_steps(
-        msgspec.structs.replace(spec, config=spec.config.without_speculation(), prefill_lengths=())
-    )
     report = bench_steps(spec)
+    if not spec.contexts:
+        return report
+    config = spec.config.without_speculation()
+    plain = bench_steps(msgspec.structs.replace(spec, config=config, prefill_lengths=()))
     walls = {(row.batch_size, row.context): row.wall_ms for row in plain.rows}
     rounds = [
         msgspec.structs.replace(

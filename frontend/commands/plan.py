@@ -3,6 +3,7 @@
 import argparse
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from ...engine_core.config import EngineConfig, served_context
@@ -14,16 +15,13 @@ from ...engine_core.model_config import ModelConfig, ModelConfigError, load_mode
 from ...engine_core.model_path import ModelNotFound, resolve_model
 from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.safetensors_header import HeaderError, tensor_dtypes
+from ...engine_core.spec_shape import corrected
 from ..flags import UsageError, add_engine_flags, resolve_engine
 from ..json_file import JsonFile
 
 _QUERY = ["--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
 _QUERY_TIMEOUT_S = 20.0
 _MOST_GIB = 1 << 20
-NO_TENSORS = (
-    "no tensors in model.safetensors, nor by model.safetensors.index.json; only safetensors "
-    "checkpoints are supported; use --load-format dummy to plan on config.json alone"
-)
 
 
 def main(args: list[str]) -> int:
@@ -141,8 +139,11 @@ def _draft(config: EngineConfig, target: ModelConfig) -> DraftSource | None:
     if isinstance(draft, Refused):
         raise RefusedError(draft)
     if draft is not None and draft.load_format != "dummy" and not draft.stored:
-        reason = f"{draft.folder}: {NO_TENSORS}"
+        reason = _no_tensors(draft.folder, "--speculative-draft-load-format")
         raise RefusedError(Refused("speculative_draft_model_path", reason))
+    note = None if draft is None else corrected(config, draft.shape)
+    if note is not None:
+        print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
     return draft
 
 
@@ -150,8 +151,15 @@ def _stored_types(folder: Path) -> dict[str, str]:
     """Raises HeaderError, also for a folder without a checkpoint, which cannot be started."""
     stored = tensor_dtypes(folder)
     if not stored:
-        raise HeaderError(f"{folder}: {NO_TENSORS}")
+        raise HeaderError(_no_tensors(folder, "--load-format"))
     return stored
+
+
+def _no_tensors(folder: Path, flag: str) -> str:
+    return (
+        f"{folder}: no tensors in model.safetensors, nor by model.safetensors.index.json; only "
+        f"safetensors checkpoints are supported; use {flag} dummy to plan on config.json alone"
+    )
 
 
 def _device(config: EngineConfig, gpu: int | None, memory: int | None) -> tuple[Device, int]:

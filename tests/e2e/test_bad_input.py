@@ -28,6 +28,7 @@ from ..engine.tiny import write_checkpoint
 
 BASE = ["generate", "--model", "pycoder", "--prompt", "x"]
 NGRAM = ["--speculative-algorithm", "NGRAM"]
+EAGLE3 = ["--speculative-algorithm", "EAGLE3"]
 SPECULATIVE = "--speculative-config"
 
 
@@ -72,7 +73,11 @@ FLAGS: list[tuple[list[str], str, str]] = [
     ([*NGRAM, "--speculative-ngram-external-corpus-max-tokens", "0"], "max_tokens", "1 or more"),
     (["--speculative-ngram-capacity", "100"], "ngram_capacity", "--speculative-algorithm NGRAM"),
     (["--speculative-ngram-external-corpus-path", "x"], "corpus_path", "needs"),
-    (["--speculative-algorithm", "MAGIC"], "speculative_algorithm", "choose one of NGRAM"),
+    (
+        ["--speculative-algorithm", "MAGIC"],
+        "speculative_algorithm",
+        "choose one of EAGLE, ",
+    ),
     (["--speculative-algorithm", ""], "speculative_algorithm", "must not be empty"),
     (["--speculative-algorithm", "none"], "speculative_algorithm", "leave it out"),
     (["--speculative-algorithm", "NextN"], "speculative_algorithm", "not built yet"),
@@ -81,8 +86,19 @@ FLAGS: list[tuple[list[str], str, str]] = [
     ([SPECULATIVE, "[1]"], "speculative_config", "JSON object"),
     ([SPECULATIVE, "{}"], "speculative_config", 'needs "method"'),
     ([SPECULATIVE, '{"method": 5}'], "speculative_config", "method must be a string"),
-    ([SPECULATIVE, '{"method": "eagle3"}'], "speculative_algorithm", "EAGLE3 is not built"),
-    ([SPECULATIVE, '{"method": "ngram", "model": "m"}'], "speculative_config", "'model'"),
+    ([SPECULATIVE, '{"method": "mtp"}'], "speculative_algorithm", "MTP is not built"),
+    ([SPECULATIVE, '{"method": "eagle3", "model": "/none"}'], "draft_model_path", "not found"),
+    ([SPECULATIVE, '{"method": "eagle3", "revision": "v1"}'], "draft_model_revision", "needs"),
+    ([SPECULATIVE, '{"method": "eagle3", "model": 1}'], "speculative_config", "model must be"),
+    ([SPECULATIVE, '{"method": "ngram", "model": "m"}'], "draft_model_path", "NGRAM does not"),
+    ([*EAGLE3, "--speculative-eagle-topk", "4"], "speculative_eagle_topk", "num-steps beside it"),
+    ([*EAGLE3, "--speculative-num-steps", "64"], "speculative_num_steps", "between 1 and 63"),
+    ([*EAGLE3, "--tp-size", "2"], "tp_size", "one rank so far"),
+    ([*EAGLE3, "--speculative-token-map", "x.json"], "speculative_token_map", "d2t"),
+    ([*EAGLE3, "--speculative-draft-load-format", "gguf"], "draft-load-format", "'dummy'"),
+    ([*NGRAM, "--speculative-num-steps", "3"], "speculative_num_steps", "leave it out"),
+    ([*NGRAM, "--speculative-draft-model", "x"], "draft_model_path", "leave it out"),
+    (["--speculative-draft-model-path", "x"], "draft_model_path", "needs --speculative-algorithm"),
     ([SPECULATIVE, '{"method": "ngram", "x": [1]}'], "speculative_config", "'x'"),
     ([SPECULATIVE, '{"method": "ngram", "num_speculative_tokens": 64}'], "draft_tokens", "got 65"),
     ([SPECULATIVE, '{"method": "ngram", "num_speculative_tokens": true}'], "config", "whole"),

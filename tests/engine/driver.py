@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 
@@ -95,6 +96,23 @@ class Driver:
             self.run(self.chunk(slot, RowKind.PREFILL, 0, tokens[:half], init))
         last = self.chunk(slot, RowKind.PREFILL_LAST, half, tokens[half:], None if half else init)
         result = self.run(last)
+        return int(i32(result.tokens)[0])
+
+    def enter_copying(
+        self, slot: int, owner: int, matched: int, prompt: Sequence[int], params: SamplingParams
+    ) -> int:
+        """Prefill a prompt of which ``owner``'s pages have ``matched`` tokens, whole pages.
+
+        All but the last are shared; that one is copied, and its last position computed again.
+        """
+        shared = matched // self.kv.page_size - 1
+        own, others = self._order[slot], self._order[owner]
+        copies = ((others[shared], own[shared]),)
+        start = matched - 1
+        init = SlotInit(slot, 1, params, 0, int32(prompt), b"", start, (), copies)
+        plan = self.chunk(slot, RowKind.PREFILL_LAST, start, prompt[start:], init)
+        pages = int32([*others[:shared], *own[shared:]])
+        result = self.run(msgspec.structs.replace(plan, page_ids=pages))
         return int(i32(result.tokens)[0])
 
     def chunk(

@@ -128,6 +128,23 @@ def test_retracted_requests_have_it_too(
         assert made.core.scheduler.counters.retractions > 0
 
 
+@over_shapes
+@over_algorithms
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_pages_that_the_prefix_cache_gives_are_complete(
+    models: Models, algorithm: DraftAlgorithm, shape: SpecShape, page_size: int
+) -> None:
+    """Prompts that share a beginning and go on differently, and one that is another's begin."""
+    start = [(j * j + 3 * j) % VOCAB for j in range(38)]
+    prompts = [start, [*start[:33], 1, 2, 3], [*start, 4, 5], start[:33], start]
+    params = SamplingParams(temperature=0.0, max_new_tokens=9, ignore_eos=True)
+    flags = {"disable_overlap_schedule": True, "page_size": page_size}
+    with draft_core(models, algorithm, shape, **flags) as made:
+        for i, prompt in enumerate(prompts):
+            assert sum(checked_steps(made, [request(f"r{i}", prompt, params)])) > 2
+        assert made.core.scheduler.counters.cached_tokens > 100
+
+
 class Snapshot(NamedTuple):
     """A step's outputs, and lengths, accepted drafts and KV after it."""
 

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.kv_pool import KVPool, bytes_per_token
+from outrider.engine.kv_pool import KVPool, bytes_per_token, copy_pages
 from outrider.engine.threads import available_cores, choose_num_threads, pick
 from outrider.engine_core.memory_plan import plan_num_pages
 from outrider.engine_core.model_config import ModelConfig, load_model_config
+from outrider.engine_core.plan import SlotInit, StepPlan
+from outrider.engine_core.sampling_params import SamplingParams
 
 from .checkpoints import save
 
@@ -36,6 +38,26 @@ def test_move_reads_before_it_writes(config: ModelConfig) -> None:
     key, value = pool.layer(2)
     assert key.data_ptr() == pool.data[2, 0].data_ptr()
     assert value.shape == (28, 2, 32)
+
+
+def test_pages_are_copied_in_every_pool(config: ModelConfig) -> None:
+    pools = [KVPool(6, 4, config, torch.float32, CPU) for _ in range(2)]
+    for pool in pools:
+        pool.data.normal_()
+    before = [pool.data.clone() for pool in pools]
+    copy_pages(plan_with_copies((2, 5), (1, 6)), pools)
+    for pool, was in zip(pools, before, strict=True):
+        assert torch.equal(pool.data[:, :, 20:24], was[:, :, 8:12])
+        assert torch.equal(pool.data[:, :, 24:], was[:, :, 4:8])
+        assert torch.equal(pool.data[:, :, :20], was[:, :, :20])
+    for wrong in ((0, 3), (3, 0), (7, 1), (1, 7)):
+        with pytest.raises(ValueError, match="of 1 to 6"):
+            copy_pages(plan_with_copies(wrong), pools)
+
+
+def plan_with_copies(*copies: tuple[int, int]) -> StepPlan:
+    init = SlotInit(0, 1, SamplingParams(), 0, b"", b"", 3, (), copies)
+    return StepPlan(1, False, b"", b"", b"", b"", b"", (init,), b"", b"", b"")
 
 
 def test_sizes(config: ModelConfig) -> None:

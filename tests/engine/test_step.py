@@ -51,6 +51,25 @@ def random_tree(rng: random.Random, future: list[int], nodes: int) -> Drafts:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("page_size", [2, 4])
+def test_a_page_is_copied_before_its_end_is_computed_again(
+    tiny: tuple[Model, ModelConfig], params: SamplingParams, page_size: int
+) -> None:
+    driver, alone = Driver(*tiny, page_size=page_size), Driver(*tiny, page_size=page_size)
+    driver.enter(0, [*PROMPT, 5, 8], GREEDY)
+    other = [*PROMPT[:4], 2, 31, 7]
+    tokens = [driver.enter_copying(1, 0, 4, other, params)]
+    expected = [alone.enter(1, other, params)]
+    before = driver.kv_of(0).clone()
+    for _ in range(8):
+        tokens += driver.verify({1: None})[0][1]
+        expected += alone.verify({1: None})[0][1]
+    assert tokens == expected
+    assert torch.equal(driver.kv_of(1), alone.kv_of(1))
+    assert torch.equal(driver.kv_of(0), before)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_random_trees_give_the_plain_tokens(
     tiny: tuple[Model, ModelConfig], params: SamplingParams, page_size: int

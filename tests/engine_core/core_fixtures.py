@@ -164,7 +164,9 @@ def make_config(worker: FakeWorker, **flags: object) -> CoreConfig:
     kv = worker.draft_kv
     if kv is None or config.drafter is None or not config.drafter.on_device:
         return config
-    spec = msgspec.structs.replace(config.drafter, draft_kv=DraftKV.SHARED_SLOTS)
+    spec = msgspec.structs.replace(
+        config.drafter, draft_kv=DraftKV.SHARED_SLOTS, shifts_tokens=kv.shifts
+    )
     return msgspec.structs.replace(config, drafter=spec, draft_reach=kv.reach)
 
 

@@ -154,6 +154,7 @@ class FakeWorker:
         self.mixed_steps = 0
         self.partial_accepts = 0
         self.partial_chunks = 0
+        self.page_copies = 0
         self._jobs: queue.Queue[StepPlan | None] = queue.Queue()
         self._late: queue.Queue[HostDrafts] = queue.Queue()
         self._done: queue.Queue[StepResult | BaseException] = queue.Queue()
@@ -205,6 +206,9 @@ class FakeWorker:
         self.slots.clear()
         self.kv_tokens[:] = GARBAGE
         self.kv_hashes[:] = GARBAGE
+        if self.draft_kv is not None:
+            self.draft_kv.hashes[:] = GARBAGE
+            self.draft_kv.next[:] = GARBAGE
 
     def shutdown(self) -> None:
         if self._thread is not None:
@@ -284,6 +288,9 @@ class FakeWorker:
             for token in [*i32(init.prompt).tolist(), *i32(init.output).tolist()]:
                 slot.append(token)
             self.slots[init.slot] = slot
+            for source, destination in init.page_copies:
+                self._copy_page(source, destination)
+                self.page_copies += 1
         deltas = zip(
             i32(plan.page_slots).tolist(),
             i32(plan.page_indexes).tolist(),
@@ -295,6 +302,16 @@ class FakeWorker:
             pages = self.slots[slot_id].pages
             assert index == len(pages), "a page-table row has a hole or is overwritten"
             pages[index] = page
+
+    def _copy_page(self, source: int, destination: int) -> None:
+        assert source != destination
+        size = self._info.page_size
+        arrays = [self.kv_tokens, self.kv_hashes]
+        if self.draft_kv is not None:
+            arrays += [self.draft_kv.hashes, self.draft_kv.next]
+        for array in arrays:
+            pages = array.reshape(-1, size)
+            pages[destination] = pages[source]
 
     def _row(self, slot: Slot, rows: "Rows", row: int) -> list[int]:
         if rows.kinds[row] == RowKind.VERIFY:

@@ -68,6 +68,10 @@ def lock_more(s: Scheduler) -> None:
     s.cache.lock(inserted.node)
 
 
+def keep_for_no_copy(s: Scheduler) -> None:
+    first(s).lease._source = 1
+
+
 def release_early(s: Scheduler) -> None:
     running = first(s)
     running.lease.release(s.batch.table.pages(running.slot)[:0], 0, 0)
@@ -141,6 +145,7 @@ def skip_step(s: Scheduler) -> None:
         (checks.shared_pages_locked, corrupt_column("page")),
         (checks.shared_pages_locked, lock_more),
         (checks.shared_pages_locked, unlock_shared),
+        (checks.copies_in_flight, keep_for_no_copy),
         (checks.leases_open, release_early),
         (checks.slots_partition, free_slot_twice),
         (checks.slots_partition, own_free_slot),

@@ -51,6 +51,7 @@ class Shape:
     priority: bool = False
     radix: bool = True
     reach: int = 0
+    shifts: bool = False
 
 
 shapes = st.builds(
@@ -62,13 +63,27 @@ shapes = st.builds(
     policy=st.sampled_from(["fcfs", "lpm"]),
     priority=st.booleans(),
     radix=st.sampled_from([True, True, True, False]),
-    reach=st.sampled_from([0, 7, 20]),
+)
+
+# Of drafters with KV in the target's pages.
+kv_shapes = st.builds(
+    Shape,
+    page_size=st.sampled_from([1, 4, 4, 16]),
+    num_tokens=st.sampled_from([160, 224, 512]),
+    overlap=st.booleans(),
+    source=st.sampled_from(["gpu", "both"]),
+    priority=st.booleans(),
+    reach=st.sampled_from([6, 20]),
+    shifts=st.sampled_from([True, True, False]),
 )
 
 
 class CoreMachine(RuleBasedStateMachine):
     @initialize(shape=shapes, chunk=st.sampled_from([3, 8, 32, -1]), slots=st.integers(2, 6))
     def start(self, shape: Shape, chunk: int, slots: int) -> None:
+        self.begin(shape, chunk, slots)
+
+    def begin(self, shape: Shape, chunk: int, slots: int) -> None:
         self.worker = FakeWorker(
             num_pages=shape.num_tokens // shape.page_size,
             page_size=shape.page_size,
@@ -77,6 +92,7 @@ class CoreMachine(RuleBasedStateMachine):
             context_length=CONTEXT,
             device_drafter=device_oracle(VOCAB),
             draft_reach=shape.reach,
+            shifts_tokens=shape.shifts,
         )
         flags: dict[str, Any] = {}
         if shape.source is not None:
@@ -238,6 +254,8 @@ class CoreMachine(RuleBasedStateMachine):
             REACHED[f"drafts of {self.shape.source}"] += counters.spec_drafts
         if self.worker.draft_kv is not None:
             REACHED["drafted ahead of a row"] += self.worker.draft_kv.ahead
+            REACHED["stale page end"] += self.worker.draft_kv.stale
+        REACHED["page copy"] += self.worker.page_copies
         REACHED["eviction"] += self.core.scheduler.cache.evicted_pages
         REACHED["mixed step"] += self.worker.mixed_steps
         REACHED["cache hit"] += counters.cached_tokens > 0
@@ -273,6 +291,12 @@ class CoreMachine(RuleBasedStateMachine):
         return message.params.seed or 0
 
 
+class DraftKVMachine(CoreMachine):
+    @initialize(shape=kv_shapes, chunk=st.sampled_from([3, 8, 32, -1]), slots=st.integers(2, 6))
+    def start(self, shape: Shape, chunk: int, slots: int) -> None:
+        self.begin(shape, chunk, slots)
+
+
 @pytest.mark.no_cover  # the tracer makes it three times as slow; coverage stands without it
 def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     REACHED.clear()
@@ -291,6 +315,19 @@ def test_core_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         "dropped row",
         "drafts of gpu",
         "drafts of both",
-        "drafted ahead of a row",
     ]
     run_until_reached(CoreMachine, REACHED, rare, examples=25, steps=30)
+
+
+@pytest.mark.no_cover
+def test_drafters_with_kv_against_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    REACHED.clear()
+    monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 6)
+    rare = [
+        "retraction",
+        "abort in flight",
+        "page copy",
+        "drafted ahead of a row",
+        "stale page end",
+    ]
+    run_until_reached(DraftKVMachine, REACHED, rare, examples=25, steps=30)

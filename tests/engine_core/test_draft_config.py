@@ -240,7 +240,7 @@ REFUSED: list[tuple[DraftAlgorithm, dict[str, object], dict[str, object], str]] 
         "STANDALONE",
         EAGLE,
         {"outrider": {"steps": 0, "topk": 1, "num_draft_tokens": 1}},
-        "outrider: steps and topk must be at least 1",
+        "outrider.steps: must be between 1 and 63, got 0",
     ),
 ]
 

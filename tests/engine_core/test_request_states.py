@@ -6,7 +6,7 @@ import pytest
 from outrider.engine_core.commit import LENGTH, Progress
 from outrider.engine_core.ids import SlotId
 from outrider.engine_core.lease import Lease
-from outrider.engine_core.prefix_cache import PrefixCache
+from outrider.engine_core.prefix_cache import CachedPrefix, PrefixCache
 from outrider.engine_core.request import Draining, Finished, Request, Running, Waiting
 
 from .core_fixtures import request
@@ -19,7 +19,7 @@ def make_request() -> Request:
 
 
 def open_lease(cache: PrefixCache) -> Lease:
-    return Lease(cache, "", 0, 0)
+    return Lease(cache, "", CachedPrefix(0, np.empty(0, np.int32), 0))
 
 
 def test_a_request_passes_through_its_states() -> None:
@@ -88,10 +88,42 @@ def test_a_second_copy_of_a_prefix_stays_private_until_released() -> None:
     assert second.private(copies).tolist() == copies.tolist()
     assert cache.tree.locked_pages == 2
     first.release(pages, 1, 1)
-    assert cache.tree.locked_pages == 2
+    assert cache.tree.locked_pages == 0  # the copies do without the tree's pages
+    assert cache.available == 5
     second.release(copies, 1, 1)
-    assert cache.tree.locked_pages == 0
     assert cache.available == 8
+
+
+def test_a_lease_keeps_the_page_that_it_copies_until_the_step_is_in() -> None:
+    cache = PrefixCache(8, 4, True)
+    tokens = np.arange(10, dtype=np.int32)
+    pages = cache.alloc(2)
+    assert pages is not None
+    cache.insert(tokens, pages, "")
+    for copied in (True, False):
+        prefix = cache.enter_recomputing(tokens, "")
+        assert (prefix.length, prefix.pages.tolist()) == (7, pages[:1].tolist())
+        assert prefix.source == pages[1]
+        lease = Lease(cache, "", prefix)
+        assert cache.tree.locked_pages == 2
+        if copied:
+            lease.end_copy()
+            lease.end_copy()
+            assert lease.source == 0
+            assert cache.tree.locked_pages == 1
+        lease.release(pages[:1], 1, 1)
+        assert cache.tree.locked_pages == 0
+    prefix = cache.without_copy(cache.enter_recomputing(tokens, ""))
+    assert (prefix.length, prefix.source, cache.tree.locked_pages) == (4, 0, 1)
+    cache.unlock(prefix.node)
+    assert cache.enter_recomputing(tokens[:3], "").length == 0
+    assert cache.enter_recomputing(tokens[:8], "").length == 7  # all but the last token
+    single = PrefixCache(8, 1, True)
+    owned = single.alloc(3)
+    assert owned is not None
+    single.insert(tokens[:3], owned, "")
+    prefix = single.enter_recomputing(tokens, "")
+    assert (prefix.length, prefix.source, single.tree.locked_pages) == (2, 0, 2)
 
 
 def test_a_disabled_cache_neither_matches_nor_keeps() -> None:

@@ -233,11 +233,11 @@ def test_the_last_request_gives_up_its_copies_of_cached_pages_before_its_life(
 ) -> None:
     monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
     core = make_core(FakeWorker(num_pages=32, page_size=1))
-    longer = request("longer", range(1, 16), 12, ignore_eos=True)
-    copies = request("copies", range(1, 15), 16, ignore_eos=True)
-    submit(core, longer, copies)  # prefilled in one step: the second one's pages are copies
+    shorter = request("shorter", range(1, 15), 12, ignore_eos=True)
+    copies = request("copies", range(1, 16), 16, ignore_eos=True)
+    submit(core, shorter, copies)  # prefilled in one step: the second one's pages are copies
     got = run_all(core)
-    for message in (longer, copies):
+    for message in (shorter, copies):
         assert got[message.rid].tokens == expected(message, 256, 50)[0]
     last = got["copies"].last
     assert last is not None

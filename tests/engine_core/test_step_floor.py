@@ -5,7 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from outrider.engine_core.draft_config import DraftConfig, SpecShape
+from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
+from outrider.engine_core.round_floor import draft_work
 from outrider.engine_core.step_floor import (
     Rates,
     StepWork,
@@ -15,7 +18,9 @@ from outrider.engine_core.step_floor import (
     streamed_bytes,
 )
 
-QWEN = load_model_config(Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen3-8b")
+CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
+QWEN = load_model_config(CONFIGS / "qwen3-8b")
+EAGLE3 = load_draft_config(CONFIGS / "qwen3-8b-eagle3", QWEN, "EAGLE3")
 WEIGHTS = 16_381_470_720
 H200 = Rates(copy=4.27e12, matmul=700e12)
 
@@ -76,3 +81,48 @@ def test_a_table_that_is_the_head_is_read() -> None:
     assert streamed_bytes(tied, 1000, "cuda", "bfloat16") == 1000
     # The CPU kernels keep bfloat16 weights though they compute in float32.
     assert streamed_bytes(QWEN, WEIGHTS, "cpu", "float32") == 15_136_811_008
+
+
+# A layer of the 8B model: q, k, v; o; gate, up, down.
+QKV = (4096 + 2 * 1024) * 4096
+LAYER = QKV + 4096 * 4096 + 3 * 4096 * 12_288
+
+
+def test_floor_of_an_eagle3_round() -> None:
+    layer, head, fc = LAYER + QKV, 32_000 * 4096, 3 * 4096 * 4096
+    chain = draft_work(EAGLE3, SpecShape(3, 1, 4), "bfloat16", rows=8, length=500)
+    # The extend over 8 x 4 tokens, and two forwards of 8; a head behind each of the three.
+    assert chain.weight_bytes == 2 * (3 * (layer + head) + fc)
+    assert chain.kv_bytes == 3 * 8 * 500 * 4096
+    assert chain.operations == 2 * (32 * (layer + fc) + 2 * 8 * layer + 3 * 8 * head)
+    tree = draft_work(EAGLE3, SpecShape(3, 4, 16), "bfloat16", rows=8, length=500)
+    assert tree.weight_bytes == chain.weight_bytes
+    linear = 8 * 16 * (layer + fc) + 2 * 8 * 4 * layer
+    assert tree.operations == 2 * (linear + (8 + 2 * 8 * 4) * head)
+
+
+def test_floor_of_the_other_rounds() -> None:
+    def made(algorithm: str, features: int, vocab: int) -> DraftConfig:
+        return DraftConfig(
+            algorithm=algorithm,  # type: ignore[arg-type]
+            model=EAGLE3.model,
+            feature_size=features,
+            draft_vocab_size=vocab,
+            owns_embedding=False,
+            owns_head=False,
+        )
+
+    shape, vocab = SpecShape(3, 1, 4), 151_936
+    eagle = draft_work(made("EAGLE", 4096, vocab), shape, "bfloat16", rows=1, length=100)
+    layer = LAYER + 2 * 4096 * 4096  # fc, for every token
+    assert eagle.weight_bytes == 2 * 3 * (layer + vocab * 4096)
+    assert eagle.operations == 2 * ((4 + 2) * layer + 3 * vocab * 4096)
+    small = draft_work(made("STANDALONE", 0, vocab), shape, "float32", rows=1, length=100)
+    assert small.weight_bytes == 4 * (4 * LAYER + 3 * vocab * 4096)
+    assert small.kv_bytes == 4 * 100 * 4096 * 2
+    assert small.operations == 2 * ((4 + 3) * LAYER + 3 * vocab * 4096)
+
+
+def test_a_round_is_a_verify_step_and_its_drafts() -> None:
+    whole = StepWork(10, 20, 30).with_drafts(StepWork(1, 2, 3))
+    assert whole == StepWork(11, 22, 33)

@@ -106,6 +106,74 @@ def test_prefill_is_measured_beside_the_matmul_rate(
     assert "draft" not in shown.out
 
 
+DRAFT = TINY | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 128,
+    "target_hidden_size": 64,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]},
+}
+
+
+def test_rounds_are_measured_beside_plain_steps(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft, file = tmp_path / "draft", tmp_path / "rounds.json"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(DRAFT))
+    rounds = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model", str(draft))
+    sizes = ("--batch-size", "1", "3", "--context", "40", "--steps", "6")
+    shape = ("--speculative-num-steps", "3", "--simulate-accept-length", "3.0")
+    status = run("--model", tiny, *rounds, *sizes, *shape, *FLAGS, "--json", str(file))
+    shown = capsys.readouterr()
+    assert status == 0, shown.err
+    report = json.loads(file.read_text())
+    assert report["config"]["speculative_length_policy"] == "fixed"
+    assert report["config"]["speculative_num_draft_tokens"] == 4
+    rows = report["rows"]
+    assert [(r["mode"], r["batch_size"], r["draft_length"], r["simulated"]) for r in rows] == [
+        ("engine", 1, 0, False),
+        ("engine", 3, 0, False),
+        ("round", 1, 3, True),
+        ("round", 3, 3, True),
+    ]
+    layer = 2 * 64 * (64 + 32) + 3 * 64 * 128 + 64 * (64 + 64)
+    drafts = 3 * (layer + 128 * 64) + 2 * 64 * 64
+    for plain, row in zip(rows[:2], rows[2:], strict=True):
+        assert row["verify_over_plain"] == pytest.approx(row["wall_ms"] / plain["wall_ms"])
+        assert row["ratio"] == pytest.approx(row["wall_ms"] / row["floor_ms"])
+        assert row["weight_bytes"] - plain["weight_bytes"] == 4 * drafts
+        assert row["kv_bytes"] > plain["kv_bytes"]
+        assert 2.0 <= row["accept_length"] <= 4.0
+        assert plain["accept_length"] is None
+        assert row["bare_ms"] is None
+    assert "simulated" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--speculative-algorithm", "NGRAM"), "verifies random drafts"),
+        (("--speculative-config", '{"method": "ngram"}'), "verifies random drafts"),
+        (("--simulate-accept-length", "3"), "needs --speculative-algorithm"),
+        (("--speculative-num-steps", "3"), "needs --speculative-algorithm"),
+        (("--speculative-algorithm", "EAGLE3", "--draft-lengths", "3"), "leave one out"),
+    ],
+)
+def test_speculation_is_that_of_a_draft_model(
+    tiny: str, args: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--model", tiny, *FLAGS, *args) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_draft_that_is_not_there_is_a_usage_error(
+    tiny: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--model", tiny, *FLAGS, "--speculative-algorithm", "EAGLE3", "--steps", "2") == 2
+    assert "speculative_draft_model_path: EAGLE3 needs one" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -130,10 +198,8 @@ def test_what_does_not_fit_is_refused(
         ("max_total_tokens", 64, "sets it by itself"),
         ("cuda_graph_max_bs", 4, "sets it by itself"),
         ("tokenizer_path", "x", "runs on token ids"),
-        ("simulate_accept_length", 3, "verifies random drafts"),
-        ("speculative_algorithm", "NGRAM", "verifies random drafts"),
+        ("speculative_length_policy", "fixed", "drafts in every step"),
         ("speculative_ngram_capacity", 50, "verifies random drafts"),
-        ("speculative_config", '{"method": "ngram"}', "verifies random drafts"),
     ],
 )
 def test_what_is_of_no_use_is_not_offered_and_refused(
@@ -153,8 +219,8 @@ def test_what_is_of_no_use_is_not_offered_and_refused(
     with pytest.raises(SystemExit):
         run("--help")
     shown = capsys.readouterr().out
-    assert dashed not in shown
-    assert "--page-size" in shown
+    assert f"\n  {dashed}" not in shown
+    assert "\n  --page-size" in shown
 
 
 def test_a_wrong_model_or_file_is_a_usage_error(

@@ -143,6 +143,24 @@ def test_speculative_config_takes_vllms_keys(tmp_path: Path) -> None:
     assert engine("--config", str(file)).speculative_num_draft_tokens == 4
     over = engine("--config", str(file), "--speculative-config", text)
     assert over.speculative_num_draft_tokens == 8
+    drafts = '"model": "d", "revision": "v1", "num_speculative_tokens": 5'
+    for method, algorithm in (
+        ("eagle", "EAGLE"),
+        ("eagle3", "EAGLE3"),
+        ("draft_model", "STANDALONE"),
+    ):
+        given = '{"method": "%s", %s}' % (method, drafts)  # noqa: UP031
+        config = engine("--model", "m", "--speculative-config", given)
+        assert config == EngineConfig(
+            model="m",
+            speculative_algorithm=algorithm,
+            speculative_draft_model_path="d",
+            speculative_draft_model_revision="v1",
+            speculative_num_steps=5,
+        )
+    tree = '{"method": "eagle", "draft_tensor_parallel_size": 1}'
+    with pytest.raises(RefusedError, match="supported: method, model, num_speculative_tokens"):
+        engine("--model", "m", "--speculative-config", tree)
     for wrong in ("{", "[]", '{"model": "x"}', '{"num_speculative_tokens": 3}'):
         with pytest.raises(RefusedError, match="speculative_config"):
             engine("--model", "m", "--speculative-config", wrong)
@@ -301,4 +319,8 @@ def test_loose_sampling_values() -> None:
 def test_a_baseline_of_any_speculation_is_a_valid_configuration() -> None:
     ours = ["--speculative-num-draft-tokens", "4", "--speculative-length-policy", "fixed"]
     config = engine("--model", "m", "--speculative-algorithm", "NGRAM", *ours)
+    assert config.without_speculation() == engine("--model", "m")
+    ours = ["--speculative-draft-model", "d", "--speculative-num-steps", "4"]
+    config = engine("--model", "m", "--speculative-algorithm", "EAGLE3", *ours)
+    assert config.speculative_draft_model_path == "d"
     assert config.without_speculation() == engine("--model", "m")

@@ -39,6 +39,33 @@ def test_a_configuration_alone_is_planned(
     assert "draft weights" not in text, "there are none"
 
 
+def test_a_draft_model_has_lines_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "plan.json"
+    draft = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model", f"{QWEN}-eagle3"]
+    tree = ["--speculative-num-steps", "5", "--speculative-eagle-topk", "4"]
+    tree += ["--speculative-num-draft-tokens", "16"]
+    assert run(*DUMMY, *draft, *tree, "--gpu-memory", "139", "--json", str(file)) == 0
+    text, found = capsys.readouterr().out, json.loads(file.read_text())
+    assert "draft weights                  0.744 GiB" in text
+    for line in ("draft activations", "draft graphs"):
+        assert f"\n{line} " in text
+    assert "draft KV a token               4,096 bytes" in text
+    token = found["kv_bytes_per_token"] + found["draft_kv_bytes_per_token"]
+    assert found["kv_bytes"] == (found["num_tokens"] + 16) * token
+    assert run(*DUMMY, "--speculative-algorithm", "EAGLE3", "--gpu-memory", "139") == 2
+    assert "speculative_draft_model_path: EAGLE3 needs one" in capsys.readouterr().err
+    stored = ["--speculative-draft-load-format", "auto"]
+    assert run(*DUMMY, *draft, *stored, "--gpu-memory", "139") == 2
+    shown = capsys.readouterr().err
+    assert "speculative_draft_model_path: " in shown
+    assert "use --speculative-draft-load-format dummy" in shown
+    args = [*DUMMY, *draft, "--speculative-num-steps", "2", "--speculative-num-draft-tokens", "9"]
+    assert run(*args, "--gpu-memory", "139") == 0
+    assert "warning: speculative_num_draft_tokens: 9 becomes 3" in capsys.readouterr().err
+
+
 def test_a_dash_is_standard_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

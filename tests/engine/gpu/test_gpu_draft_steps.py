@@ -77,6 +77,7 @@ def started(
         flags |= {
             "speculative_algorithm": algorithm,
             "speculative_draft_model_path": str(models.drafts[algorithm]),
+            "speculative_length_policy": "fixed",
             "speculative_num_steps": shape.steps,
             "speculative_eagle_topk": shape.topk,
             "speculative_num_draft_tokens": shape.num_draft_tokens,

@@ -162,6 +162,21 @@ def test_graphs_replay_and_agree_with_single_launches(folder: Path) -> None:
     assert results[0] == results[1]
 
 
+def test_a_page_is_copied_before_its_end_is_computed_again(folder: Path) -> None:
+    driver, alone = gpu(folder), gpu(folder)
+    driver.enter(0, PROMPT, GREEDY)
+    other = [*PROMPT[:4], 2, 31]
+    tokens = [driver.enter_copying(1, 0, 4, other, SEEDED)]
+    expected = [alone.enter(1, other, SEEDED)]
+    before = driver.kv_of(0).clone()
+    for _ in range(2):
+        tokens += driver.verify({1: None})[0][1]
+        expected += alone.verify({1: None})[0][1]
+    assert tokens == expected
+    torch.testing.assert_close(driver.kv_of(1), alone.kv_of(1), rtol=1e-5, atol=1e-5)
+    assert torch.equal(driver.kv_of(0), before)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precisions_sample(folder: Path, dtype: torch.dtype) -> None:
     config = load_model_config(folder)

@@ -1,0 +1,61 @@
+#!/bin/sh
+# The embedded drafts, on one GPU: benchmarks/train_pycoder.sh WORK STAGE...
+#
+# Stages: prepare (the corpus), EAGLE3, EAGLE, STANDALONE, pack (results into $OUT or WORK/out).
+# MINUTES_<ALGORITHM> sets a training's length; a run whose state is in WORK goes on where it ended.
+set -eu
+work=$1
+shift
+python=${PYTHON:-python3}
+here=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH="$here/src${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=true
+mkdir -p "$work"
+
+draft() { echo "$work/pycoder-11m-$(echo "$1" | tr '[:upper:]' '[:lower:]')"; }
+
+train() { # ALGORITHM MINUTES flags...
+    algorithm=$1
+    minutes=$2
+    shift 2
+    folder=$(draft "$algorithm")
+    resume=
+    [ ! -f "$folder/training.pt" ] || resume=--resume
+    "$python" -m outrider train --algorithm "$algorithm" --model "${MODEL:-pycoder}" \
+        --data "$work/corpus/train.npy" --selection-data "$work/corpus/selection.npy" \
+        --output "$folder" --on-policy-cache "$work/rows" --on-policy-source dense \
+        --on-policy-rows "${ROWS:-65536}" --sequence-length "${LENGTH:-512}" \
+        --on-policy-tokens "${OWN:-192}" --selection-rows "${SELECTION:-512}" \
+        --log-every 50 --selection-every 1000 --minutes "$minutes" --no-measure $resume "$@" ${FLAGS:-}
+}
+
+for stage; do
+    began=$(date +%s)
+    case $stage in
+    prepare)
+        [ -f "$work/corpus/corpus.json" ] || "$python" "$here/benchmarks/python_corpus.py" \
+            --tokenizer "$here/models/pycoder-11m/tokenizer.json" \
+            --output "$work/corpus" --megabytes "${MEGABYTES:-200}"
+        ;;
+    EAGLE3) train EAGLE3 "${MINUTES_EAGLE3:-4}" --intermediate-size 1536 --batch-size "${BATCH:-96}" ;;
+    EAGLE) train EAGLE "${MINUTES_EAGLE:-2.5}" --intermediate-size 1536 --batch-size "${BATCH:-96}" ;;
+    STANDALONE)
+        train STANDALONE "${MINUTES_STANDALONE:-2.5}" --hidden-size 128 --num-hidden-layers 2 \
+            --intermediate-size 384 --batch-size "${BATCH:-128}"
+        ;;
+    pack)
+        out=${OUT:-$work/out}
+        mkdir -p "$out"
+        for folder in "$work"/pycoder-11m-*; do
+            name=$(basename "$folder")
+            tar -C "$work" --exclude=training.pt --exclude=rows -czf "$out/$name.tar.gz" "$name"
+            cp "$folder/training.pt" "$out/$name-training.pt"
+        done
+        cp "$work/corpus/corpus.json" "$out/corpus.json"
+        ;;
+    *)
+        echo "unknown stage: $stage" >&2
+        exit 2
+        ;;
+    esac
+    echo "$stage: $(($(date +%s) - began)) s" >&2
+done

@@ -1,0 +1,1 @@
+"""Training of draft models; ``outrider train`` is its entry."""

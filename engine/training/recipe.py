@@ -1,0 +1,94 @@
+"""What an algorithm's training is to the trainer, and where algorithms are found."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...engine_core.refusal import Refused, RefusedError
+from ...engine_core.train_spec import TrainSpec
+from .batches import Batch
+from .dense import DenseTarget
+
+
+class StepResult(NamedTuple):
+    """``loss``: a scalar to go backward from. ``agree`` bool[B, R, S]: whether step i of the draft
+    that begins at row r chooses as the target does. ``origin``: the row at which the draft begins
+    that follows the target's own first token, relative to that token's position.
+    """
+
+    loss: torch.Tensor
+    agree: torch.Tensor
+    origin: int
+
+
+class Exported(NamedTuple):
+    """A draft as a checkpoint: config.json's fields and named tensors."""
+
+    config: dict[str, object]
+    tensors: dict[str, torch.Tensor]
+
+
+class Recipe(Protocol):
+    """One draft in training."""
+
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """What is learnt: float32 leaves by the names of the checkpoint."""
+        ...
+
+    @property
+    def matrices(self) -> frozenset[str]:
+        """Those of ``parameters`` that Muon may update: matrices between hidden states."""
+        ...
+
+    def step(self, batch: Batch) -> StepResult:
+        """The loss of a batch, forward only."""
+        ...
+
+    def agreement(self, batch: Batch) -> StepResult:
+        """``step`` for measuring: under no_grad; ``loss`` may be anything."""
+        ...
+
+    def export(self, dtype: torch.dtype) -> Exported:
+        """The draft in the format that serving engines load."""
+        ...
+
+
+class Setting(NamedTuple):
+    """What a recipe is made from. ``counts`` int64[V]: how often the data has each token;
+    ``sample`` int64[B, T]: a few rows of it.
+    """
+
+    spec: TrainSpec
+    target: DenseTarget
+    counts: NDArray[np.int64]
+    sample: torch.Tensor
+    compiled: bool
+
+
+RecipeFactory = Callable[[Setting], Recipe]
+
+
+class RecipeRegistry:
+    """Algorithms that can be trained, by name."""
+
+    def __init__(self) -> None:
+        self._factories: dict[str, RecipeFactory] = {}
+
+    def add(self, name: str, factory: RecipeFactory) -> None:
+        """Raises ValueError for a name that is taken."""
+        if name in self._factories:
+            raise ValueError(f"algorithm {name!r} has a recipe already")
+        self._factories[name] = factory
+
+    def make(self, setting: Setting) -> Recipe:
+        """The recipe of ``setting.spec.algorithm``. Raises RefusedError."""
+        name = setting.spec.algorithm
+        factory = self._factories.get(name)
+        if factory is None:
+            known = ", ".join(sorted(self._factories))
+            raise RefusedError(Refused("algorithm", f"{name!r} cannot be trained; one of {known}"))
+        return factory(setting)

@@ -1,0 +1,14 @@
+"""The algorithms that ``outrider train`` knows; another one is added here, with its recipe."""
+
+from .eagle import Eagle, Eagle3
+from .recipe import RecipeRegistry
+from .standalone import Standalone
+
+
+def default_recipes() -> RecipeRegistry:
+    """A registry of all recipes of this package."""
+    registry = RecipeRegistry()
+    registry.add("EAGLE", Eagle)
+    registry.add("EAGLE3", Eagle3)
+    registry.add("STANDALONE", Standalone)
+    return registry

@@ -1,0 +1,101 @@
+"""Bytes that a draft model's own weights and KV take, from its config and tensor types alone."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .device_config import DTYPE_BYTES, Placement
+from .draft_config import DraftConfig
+from .draft_names import our_name
+from .draft_source import DraftSource
+from .model_sizes import kv_bytes_per_token, padded, runs_packed, weight_bytes
+
+
+class DraftSizes(NamedTuple):
+    """Bytes of its weights in memory, and of its KV of a token."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+
+NO_DRAFT = DraftSizes(0, 0)
+
+
+class _Matrix(NamedTuple):
+    """[``outputs``, ``inputs``], of tensors of these ``names``; "": rows of the target's head."""
+
+    names: tuple[str, ...]
+    outputs: int
+    inputs: int
+
+
+def draft_sizes(draft: DraftSource, placement: Placement) -> DraftSizes:
+    """Both as the engine's classes count them: weights without what is the target's."""
+    config, item = draft.config, DTYPE_BYTES[placement.dtype]
+    if config.algorithm == "STANDALONE":
+        weights = weight_bytes(config.model, draft.stored, placement)
+    elif runs_packed(config.model, placement):
+        weights = _packed_bytes(draft)
+    else:
+        elements = sum(matrix.outputs * matrix.inputs for matrix in _matrices(config))
+        weights = (elements + _vector_elements(config) + _table_elements(config)) * item
+    return DraftSizes(weights, kv_bytes_per_token(config.model, item))
+
+
+def _matrices(config: DraftConfig) -> Iterator[_Matrix]:
+    """Of an EAGLE or EAGLE3 draft, gate and up padded as the CPU's kernels do."""
+    model, three = config.model, config.algorithm == "EAGLE3"
+    hidden, inner, q = model.hidden_size, model.intermediate_size, model.q_size
+    for index in range(model.num_hidden_layers):
+        at, mlp = f"layers.{index}.self_attn", f"layers.{index}.mlp"
+        width = 2 * hidden if three and index == 0 else hidden  # the embedding beside the stream
+        names = (f"{at}.q_proj", f"{at}.k_proj", f"{at}.v_proj")
+        yield _Matrix(names, q + 2 * model.kv_size, width)
+        yield _Matrix((f"{at}.o_proj",), hidden, q)
+        yield _Matrix((f"{mlp}.gate_proj", f"{mlp}.up_proj"), 2 * inner, hidden)
+        yield _Matrix((f"{mlp}.down_proj",), hidden, inner)
+    if config.has_fc:
+        yield _Matrix(("fc",), hidden, config.feature_size + (0 if three else hidden))
+    if config.owns_head or config.hot_tokens:
+        name = "lm_head" if config.owns_head else ""
+        yield _Matrix((name,), config.draft_vocab_size, hidden)
+
+
+def _vector_elements(config: DraftConfig) -> int:
+    """Norms and biases."""
+    model, three = config.model, config.algorithm == "EAGLE3"
+    hidden = model.hidden_size
+    layer = 2 * hidden  # in front of attention and of the MLP
+    layer += 2 * model.head_dim if model.qk_norm else 0
+    layer += model.q_size + 2 * model.kv_size if model.qkv_bias else 0
+    layer += hidden if model.o_bias else 0
+    layer += 2 * model.intermediate_size + hidden if model.mlp_bias else 0
+    total = model.num_hidden_layers * layer
+    if three:
+        total += 2 * hidden  # the embedding's norm, and the last
+    elif not config.first_layer_norm:
+        total -= hidden
+    total += hidden if config.fc_bias else 0
+    return total + config.feature_size * (config.norm_before_fc + config.chunk_norms)
+
+
+def _table_elements(config: DraftConfig) -> int:
+    return config.model.vocab_size * config.model.hidden_size if config.owns_embedding else 0
+
+
+def _packed_bytes(draft: DraftSource) -> int:
+    """Of the CPU kernels' matrices, and of an embedding table as it is stored."""
+    config, default = draft.config, draft.config.model.torch_dtype
+    stored = {our_name(name): dtype for name, dtype in draft.stored.items()}
+
+    def item(names: tuple[str, ...]) -> int:
+        tensors = [our_name(f"{name}.weight") for name in names if name]
+        types = {stored.get(tensor, default) for tensor in tensors} or {draft.target_dtype}
+        return 2 if types == {"bfloat16"} else 4
+
+    total = _table_elements(config) * item(("embed_tokens",))
+    for matrix in _matrices(config):
+        outputs = padded(matrix.outputs)
+        if len(matrix.names) == 2:  # gate and up, eight rows of each in turn
+            outputs = 2 * padded(matrix.outputs // 2, 8)
+        total += outputs * matrix.inputs * item(matrix.names)
+    return total

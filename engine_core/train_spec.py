@@ -1,0 +1,152 @@
+"""What ``outrider train`` is asked for: the draft's shape, its data and how it learns."""
+
+from typing import Literal
+
+import msgspec
+
+from .refusal import Refused
+
+DEFAULT_STEPS = {"STANDALONE": 5, "EAGLE": 5, "EAGLE3": 5}
+LossKind = Literal["kl", "lk"]
+OnPolicySource = Literal["engine", "dense"]
+
+
+class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One training run.
+
+    Data. ``data``: files or folders (text, JSON lines, token ids; engine/training/token_files.py).
+    ``selection_data``: files that nothing is learnt from; without any, documents whose SHA-1
+    begins with a byte of ``selection_bytes`` are kept for it. Documents of ``excluded_bytes`` are
+    left out altogether. ``on_policy_rows``: so many rows of ``sequence_length`` tokens end in
+    ``on_policy_tokens`` tokens of the target's own greedy text; ``on_policy_share``: their part of
+    a batch. ``prompt_weight``: weight in the loss of all text that is not the target's own.
+
+    Draft. ``unroll``: how many steps are drafted in training, each from the last one's output.
+    ``feature_layers``: target layers whose entering streams EAGLE3 takes. ``draft_vocab_size``: the
+    most frequent tokens only; None for all of them through the target's head (EAGLE3).
+
+    Loss. ``hard_weight``: the part of the wanted distribution that is put on the target's first
+    choice. ``step_decay`` to the power i weighs step i, times the probability that the steps
+    before were accepted, of which ``survival_floor`` remains where one was wrong.
+    ``feature_weight``: of EAGLE's smooth L1 loss on features.
+
+    Time. ``steps`` or ``minutes`` set the schedule's end; ``max_minutes`` ends this command early,
+    to be continued with ``resume``.
+    """
+
+    algorithm: str
+    model: str
+    data: tuple[str, ...]
+    output: str
+    resume: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    compile: bool | None = None
+    seed: int = 0
+    # Data
+    selection_data: tuple[str, ...] = ()
+    selection_bytes: tuple[int, ...] = (8,)
+    excluded_bytes: tuple[int, ...] = (7,)
+    sequence_length: int = 512
+    on_policy_rows: int = 0
+    on_policy_tokens: int = 192
+    on_policy_share: float = 0.8
+    on_policy_source: OnPolicySource = "engine"
+    on_policy_cache: str | None = None
+    selection_rows: int = 512
+    prompt_weight: float = 0.3
+    # Draft
+    unroll: int | None = None
+    feature_layers: tuple[int, ...] | None = None
+    draft_vocab_size: int | None = None
+    own_head: bool = False
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
+    num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    # Loss
+    loss: LossKind = "kl"
+    hard_weight: float = 0.5
+    step_decay: float = 1.0
+    survival_floor: float = 0.3
+    feature_weight: float = 0.1
+    # Optimisation
+    batch_size: int = 128
+    optimizer: Literal["muon", "adamw"] = "muon"
+    matrix_lr: float = 0.02
+    adam_lr: float = 3e-3
+    weight_decay: float = 0.0
+    warmup: float = 0.01
+    decay: float = 0.6
+    schedule: Literal["linear", "cosine"] = "linear"
+    grad_clip: float = 1.0
+    ema: float = 0.0
+    # Time
+    steps: int | None = None
+    minutes: float | None = None
+    max_minutes: float | None = None
+    checkpoint_minutes: float = 5.0
+    log_every: int = 20
+    selection_every: int = 500
+    # Export
+    draft_steps: int | None = None
+    topk: int = 1
+    num_draft_tokens: int | None = None
+
+
+def refuse_train(spec: TrainSpec) -> Refused | None:
+    """Why the spec cannot be trained by, whatever its model and data are."""
+    if spec.steps is None and spec.minutes is None:
+        return Refused("minutes", "give --minutes or --steps: how long the schedule lasts")
+    if spec.steps is not None and spec.minutes is not None:
+        return Refused("steps", "the schedule ends by --steps or by --minutes, not by both")
+    for name in ("steps", "batch_size", "log_every", "selection_every", "selection_rows"):
+        value = getattr(spec, name)
+        if value is not None and value < 1:
+            return Refused(name, f"must be 1 or more, is {value}")
+    for name in (
+        "minutes",
+        "max_minutes",
+        "checkpoint_minutes",
+        "matrix_lr",
+        "adam_lr",
+        "prompt_weight",
+    ):
+        value = getattr(spec, name)
+        if value is not None and not value > 0:
+            return Refused(name, f"must be above 0, is {value}")
+    for name in (
+        "on_policy_share",
+        "prompt_weight",
+        "hard_weight",
+        "survival_floor",
+        "warmup",
+        "decay",
+        "ema",
+    ):
+        value = getattr(spec, name)
+        if not 0.0 <= value <= 1.0:
+            return Refused(name, f"must be between 0 and 1, is {value}")
+    return _refuse_lengths(spec)
+
+
+def _refuse_lengths(spec: TrainSpec) -> Refused | None:
+    unroll = spec.unroll or 1
+    if unroll < 1 or unroll > 16:
+        return Refused("unroll", f"must be 1 to 16, is {unroll}")
+    if spec.sequence_length < unroll + 2:
+        return Refused(
+            "sequence_length", f"must be {unroll + 2} or more with an unroll of {unroll}"
+        )
+    if spec.on_policy_rows < 0:
+        return Refused("on_policy_rows", f"must be 0 or more, is {spec.on_policy_rows}")
+    if spec.on_policy_rows and not unroll < spec.on_policy_tokens < spec.sequence_length:
+        return Refused(
+            "on_policy_tokens",
+            f"must be above the unroll ({unroll}) and below sequence_length "
+            f"({spec.sequence_length}), is {spec.on_policy_tokens}",
+        )
+    if spec.topk != 1 and spec.num_draft_tokens is None:
+        return Refused("num_draft_tokens", "a tree (topk above 1) needs it")
+    return None
