@@ -50,6 +50,14 @@ class DraftPasses:
         self.ops.top_candidates(logits, self.net.token_ids, tokens=tokens, probs=probs)
         return tokens, probs
 
+    def levels(self, rows: DraftRows, most: int) -> int:
+        """Levels of drafts that any row has room for, up to ``most``; a graph's follow from its
+        shape alone.
+        """
+        if rows.caps.is_cuda:
+            return min(most, len(rows.tokens) - len(rows.slots))
+        return max(1, min(most, int(rows.caps.numpy().max())))
+
     def chain(
         self, rows: DraftRows, ids: torch.Tensor, hidden: torch.Tensor | None, drafts: torch.Tensor
     ) -> None:

@@ -30,8 +30,7 @@ class DraftTree:
         states [R, H] that predicted them.
         """
         ops, width, count = self._passes.ops, self._shape.topk, len(tokens)
-        # A row has at most this many places for drafts, and so its tree as many levels.
-        levels = min(self._shape.steps, len(rows.tokens) - count)
+        levels = self._passes.levels(rows, self._shape.steps)
         beam_levels = max(1, levels - 1)
         columns, device = width + (levels - 1) * width * width, tokens.device
         scores = torch.empty(count, columns, dtype=torch.float32, device=device)

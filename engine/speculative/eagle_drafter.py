@@ -49,7 +49,7 @@ class EagleDrafter:
             )
             self._tree.propose(rows, tokens, probs, hidden)
             return
-        levels = min(self._steps, len(rows.tokens) - count)
+        levels = self._passes.levels(rows, self._steps)
         drafts = self.tokens.new_empty(levels, count)
         self._passes.ops.take_state(
             rows.slots, state, tokens=drafts[0, :, None], probs=None, hidden=hidden

@@ -35,7 +35,7 @@ class StandaloneDrafter:
     def propose(self, rows: DraftRows) -> None:
         """Every level takes a pass, the first one over the bonus token."""
         bonus = self.bonus[rows.slots.long()]
-        count = min(self._steps, len(rows.tokens) - len(bonus))
+        count = self._passes.levels(rows, self._steps)
         if self._tree is not None:
             out = self._passes.step(rows, bonus)
             tokens, probs = self._passes.candidates(out.head_input, self._width, True)

@@ -35,7 +35,7 @@ ON_CUDA = Placement("cuda", "bfloat16", 0.9)
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "target", VOCAB)
+    return write_checkpoint(tmp_path / "target", VOCAB, layers=4)
 
 
 def config_of(target: Path, algorithm: str, draft: Path, **fields: Any) -> EngineConfig:

@@ -50,7 +50,7 @@ def requests() -> list[GenerateRequest]:
     for i in range(2):
         prompt = [(3 * j * j + i * 5 + j) % VOCAB for j in range(2 + 11 * i)]
         params = SamplingParams(
-            temperature=0.8 * (i % 2), seed=i, max_new_tokens=6 - i, ignore_eos=True
+            temperature=0.8 * (i % 2), seed=i, max_new_tokens=8 - i, ignore_eos=True
         )
         out.append(request(f"r{i}", prompt, params))
     return out
