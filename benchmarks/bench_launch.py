@@ -65,7 +65,7 @@ class InstantWorker:
         packed = self._packer.pack(plan, None)
         packed_at = time.perf_counter_ns()
         if packed.decode_only:
-            shape = decode_staging(Tier(packed.rows, packed.rows, 1, False))
+            shape = decode_staging(Tier(packed.rows, packed.rows, 1, False), 16)
             block = np.empty(sum(field_lengths(shape)), dtype=np.int32)
             fill(block, shape, packed, plan, self._info.max_slots)
             self.fill_ns.append(time.perf_counter_ns() - packed_at)

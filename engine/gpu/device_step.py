@@ -94,6 +94,11 @@ class DeviceStep:
         self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self.state = state
 
+    @property
+    def page_size(self) -> int:
+        """Tokens of a KV page."""
+        return self._kv.page_size
+
     def new_output(self, rows: int, width: int) -> torch.Tensor:
         """int32[N]: room for the output of a step of this shape (see ``split_output``)."""
         fields = 3 if self.drafts(width) else 1

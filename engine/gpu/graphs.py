@@ -35,9 +35,10 @@ def decode_shape(tier: Tier) -> StepShape:
     return StepShape(tier.width, groups, tier.tokens, tier.width > 1, tier.sampled, tier.edits)
 
 
-def decode_staging(tier: Tier) -> StagingShape:
-    """Room for a decode-only step: a row takes up to two new pages a step."""
-    return StagingShape(tier.rows, tier.tokens, 2 * tier.rows + 16, 0)
+def decode_staging(tier: Tier, page_size: int) -> StagingShape:
+    """Room for a decode-only step: a row's new pages hold as many tokens as it can emit."""
+    pages = 1 + -(-tier.width // page_size)
+    return StagingShape(tier.rows, tier.tokens, pages * tier.rows + 16, 0)
 
 
 class StepGraphs:
@@ -82,7 +83,7 @@ class StepGraphs:
         views.update_slots.fill_(self._step.state.spare_slot)
 
     def _capture(self, tier: Tier) -> StepGraph:
-        shape, staging = decode_shape(tier), decode_staging(tier)
+        shape, staging = decode_shape(tier), decode_staging(tier, self._step.page_size)
         block = torch.empty(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
         self._pad(block, staging)
         views = split_device(block, staging)

@@ -236,7 +236,7 @@ class GpuStepRunner:
 
     @torch.inference_mode()
     def _timed_run(self, tier: Tier) -> float:
-        staging = decode_staging(tier)
+        staging = decode_staging(tier, self._step.page_size)
         block = torch.zeros(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
         views = split_device(block, staging)
         views.slots.fill_(self._step.state.spare_slot)

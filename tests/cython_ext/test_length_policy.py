@@ -167,6 +167,25 @@ def checked_sum(tokens: list[int], parents: list[int], tree: Tree, survival: lis
     return total
 
 
+def test_what_was_learned_of_a_request_fades_and_what_of_all_stays() -> None:
+    policy = LengthPolicy(2, 1)
+    slots, one = np.arange(2, dtype=np.int32), np.ones(2, dtype=np.int32)
+    tokens, parents = np.full((2, 1), 5, np.int32), np.zeros((2, 1), np.int32)
+    weights = np.ones((2, 1), np.float32)
+    for _ in range(60):
+        policy.offer(slots, one, 9 * one, tokens, parents, weights)
+        policy.learn(slots, one, np.array([5, 6], dtype=np.int32))  # right for slot 0 alone
+    policy.offer(slots, one, 9 * one, tokens, parents, weights)
+    right, wrong = policy.estimates(0)[0], policy.estimates(1)[0]
+    for _ in range(8):
+        policy.fade(slots, 0.5)
+    policy.offer(slots, one, 9 * one, tokens, parents, weights)
+    assert policy.estimates(0)[0] == pytest.approx(policy.estimates(1)[0], rel=0.02)
+    assert wrong + 0.1 < policy.estimates(1)[0] < right - 0.1
+    with pytest.raises(ValueError, match="slots: 2 is not one of 2"):
+        policy.fade(np.array([2], dtype=np.int32), 0.5)
+
+
 def test_beside_prefill_a_node_must_earn_its_marginal_time() -> None:
     """T jumps by the prefill tokens; drafts there cost 0.1 s a token and bring up to 0.9."""
     chain: Tree = [(1, 0, 1.0), (2, 1, 1.0)]
