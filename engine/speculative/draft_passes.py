@@ -55,7 +55,8 @@ class DraftPasses:
         shape alone.
         """
         if rows.caps.is_cuda:
-            return min(most, len(rows.tokens) - len(rows.slots))
+            # Rows may be padding, without a token: a single real row then has all the others.
+            return min(most, len(rows.tokens) - 1)
         return max(1, min(most, int(rows.caps.numpy().max())))
 
     def chain(
