@@ -24,11 +24,13 @@ from ..kernels.linear_gpu import LinearConfig
 from ..kernels.stream_config import StreamConfig
 
 CACHE_VARIABLE = "OUTRIDER_CACHE_DIR"
-_VERSION = 3
+_VERSION = 4
 # cuBLAS has to be so much faster: it takes no part in dependent launch, so that in a step the norm
 # ahead of it and the kernel behind it, which are not measured here, wait in full. For a choice by
-# 0.3 % of a layer's matmuls a Qwen3-8B step of 8 rows paid 4 %.
+# 0.3 % of a layer's matmuls a Qwen3-8B step of 8 rows paid 4 %. With more than MARGIN_ROWS rows
+# arithmetic takes over from the weights' loads, and what was measured is what a step takes.
 CUBLAS_MARGIN = 0.03
+MARGIN_ROWS = 64
 
 # What a configuration that cannot run raises.
 REFUSALS = (RuntimeError, ValueError, TritonError)
@@ -246,7 +248,8 @@ def _fastest(
         if seconds < best:
             best, fastest = seconds, config
     choice: CublasChoice | TritonChoice | StreamChoice
-    if fastest is None or cublas <= best * (1 - CUBLAS_MARGIN):
+    margin = CUBLAS_MARGIN if key.m_tier <= MARGIN_ROWS else 0.0
+    if fastest is None or cublas <= best * (1 - margin):
         best, choice = cublas, CublasChoice()
     elif isinstance(fastest, StreamConfig):
         choice = StreamChoice.of(fastest)

@@ -6,7 +6,7 @@ The scheduler's calls, in order, for the step n+1 that is planned while step n r
 1. ``plan(slots, room, batch_tokens)``, at plan time, for the step's verify rows: whether the step
    is late-bound (waits for drafts) and each row's draft cap (``q_caps = 1 + caps``). It judges by
    the trees offered after step n-1 or earlier.
-2. After ``collect`` of step n: ``learn(slots, lens, tokens)`` with its rows, ``observe(result)``.
+2. After ``collect`` of step n: ``learn(slots, lens, tokens)`` with its rows, ``observe``.
 3. ``offer(...)`` the drafter's trees for the rows that go on, made from the text that includes
    step n. If step n+1 is late-bound, then ``bind(slots, caps, batch_tokens, verify_rows)``
    says which nodes to verify and the drafts are uploaded. If it is not, the offer is a *shadow
@@ -190,9 +190,14 @@ class LengthController:
         """Compare offered trees with what rows emitted: ``lens`` int32[R], ``tokens`` joined."""
         self._policy.learn(slots, lens, tokens)
 
-    def observe(self, result: StepResult) -> None:
-        """Learn times from a result: T(batch tokens), and what waiting for drafts cost."""
-        self.times.observe(result.batch_tokens, result.busy_ns)
+    def observe(self, result: StepResult, decode_only: bool) -> None:
+        """Learn times from a result: T(batch tokens), and what waiting for drafts cost.
+
+        ``decode_only``: the step had verify rows alone. One with prefill rows says nothing of
+        T: on a GPU its kernels are launched one by one.
+        """
+        if decode_only:
+            self.times.observe(result.batch_tokens, result.busy_ns)
         if result.wait_ns > 0:
             self._waits.append(result.wait_ns)
             self.late_seconds = sorted(self._waits)[len(self._waits) // 2] * 1e-9

@@ -8,7 +8,7 @@ from .config import CoreConfig
 from .controller import BoundDrafts
 from .counters import Counters
 from .host_drafter import HostDrafter
-from .ids import F32, I32
+from .ids import F32, I32, RowKind, u8
 from .plan import HostDrafts, StepPlan, StepResult
 from .running_batch import RunningBatch
 from .scheduler import Committed
@@ -37,8 +37,8 @@ class DraftPolicy(StepPolicy, Protocol):
         """Compare offered trees with what rows emitted."""
         ...
 
-    def observe(self, result: StepResult) -> None:
-        """Learn times from a result."""
+    def observe(self, result: StepResult, decode_only: bool) -> None:
+        """Learn times from a result, of verify rows alone or not."""
         ...
 
 
@@ -84,7 +84,8 @@ class LateDrafts:
     def committed(self, result: StepResult, committed: Committed) -> None:
         """Take a step's tokens."""
         self._policy.learn(committed.slots, committed.counts, committed.tokens)
-        self._policy.observe(result)
+        verifies = u8(committed.plan.kinds) == RowKind.VERIFY
+        self._policy.observe(result, bool(verifies.all()))
         if len(committed.slots):
             cu = np.zeros(len(committed.slots) + 1, dtype=np.int32)
             np.cumsum(committed.counts, out=cu[1:])

@@ -58,6 +58,6 @@ class MixedLengths:
         """Compare the host's trees with what rows emitted."""
         self._host.learn(slots, lens, tokens)
 
-    def observe(self, result: StepResult) -> None:
-        """Learn times from a result."""
-        self._host.observe(result)
+    def observe(self, result: StepResult, decode_only: bool) -> None:
+        """Learn times from a result, of verify rows alone or not."""
+        self._host.observe(result, decode_only)

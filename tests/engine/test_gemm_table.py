@@ -9,6 +9,7 @@ from triton.runtime.errors import OutOfResources
 
 from outrider.engine.gemm_table import (
     CUBLAS_MARGIN,
+    MARGIN_ROWS,
     Choices,
     CublasChoice,
     GemmKey,
@@ -72,14 +73,20 @@ def test_a_faster_cublas_wins_and_is_not_measured_again(tmp_path: Path) -> None:
     assert table.config(6144, 4096, 8, "bfloat16") is None
 
 
-@pytest.mark.parametrize(("ahead", "wins"), [(0.029, False), (0.031, True)])
-def test_cublas_wins_by_a_margin_only(tmp_path: Path, ahead: float, wins: bool) -> None:
-    configs = listed(QKV)
+@pytest.mark.parametrize(
+    ("tier", "ahead", "wins"),
+    [(16, 0.029, False), (16, 0.031, True), (64, 0.029, False), (128, 0.001, True)],
+)
+def test_cublas_wins_few_rows_by_a_margin_only(
+    tmp_path: Path, tier: int, ahead: float, wins: bool
+) -> None:
+    key = msgspec.structs.replace(QKV, m_tier=tier)
+    configs = listed(key)
     fastest = (12 - len(configs) + 1) * 1e-6
     table = GemmTable(MACHINE, tmp_path)
-    table.fill([QKV], listed, Clock(cublas=fastest * (1 - ahead)))
-    assert CUBLAS_MARGIN == 0.03
-    assert table.config(6144, 4096, 8, "bfloat16") == (None if wins else configs[-1])
+    table.fill([key], listed, Clock(cublas=fastest * (1 - ahead)))
+    assert (CUBLAS_MARGIN, MARGIN_ROWS) == (0.03, 64)
+    assert table.config(6144, 4096, tier, "bfloat16") == (None if wins else configs[-1])
     (entry,) = table.entries()
     assert entry.microseconds == pytest.approx(fastest * 1e6 * (1 - ahead * wins), abs=1e-3)
     assert entry.cublas_microseconds == pytest.approx(fastest * 1e6 * (1 - ahead), abs=1e-3)
@@ -155,7 +162,7 @@ def written(directory: Path) -> tuple[Path, bytes]:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (b'"version": 3', b'"version": 2', "version 2, not 3"),
+        (b'"version": 4', b'"version": 3', "version 3, not 4"),
         (b"NVIDIA H200", b"NVIDIA H100", "measured on"),
         (b'"kind": "triton"', b'"kind": "cutlass"', "cutlass"),
         (b'"warps": 4', b'"warps": "4"', "Expected `int`"),

@@ -83,7 +83,8 @@ class DraftProcess:
                 StepResult(
                     step, b"", b"", b"", b"",
                     busy_ns=int(busy * 1e9), batch_tokens=size, wait_ns=int(waited * 1e9),
-                )
+                ),
+                True,
             )  # fmt: skip
             out.late.append(lengths.late_bound)
             out.drafts.append(int(counts.sum()))

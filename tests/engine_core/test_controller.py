@@ -163,10 +163,22 @@ def test_fixed_drafts_whatever_it_costs_but_never_above_the_cap() -> None:
 def test_the_cost_of_late_binding_is_what_results_say() -> None:
     controller = make()
     for wait in (200, 300, 90_000_000):
-        controller.observe(StepResult(1, b"", b"", b"", b"", wait_ns=wait * 1000))
+        controller.observe(StepResult(1, b"", b"", b"", b"", wait_ns=wait * 1000), True)
     assert controller.late_seconds == pytest.approx(300e-6)
-    controller.observe(StepResult(1, b"", b"", b"", b"", wait_ns=0))
+    controller.observe(StepResult(1, b"", b"", b"", b"", wait_ns=0), True)
     assert controller.late_seconds == pytest.approx(300e-6)
+
+
+def test_steps_with_prefill_rows_say_nothing_of_decode_steps() -> None:
+    controller = make(times=(1e-3, 2e-3))
+    before = controller.times.table.copy()
+    slow = StepResult(1, b"", b"", b"", b"", busy_ns=10**9, batch_tokens=8)
+    for _ in range(64):
+        controller.observe(slow, False)
+    np.testing.assert_array_equal(controller.times.table, before)
+    for _ in range(64):
+        controller.observe(slow, True)
+    assert controller.times.seconds(8) == pytest.approx(1.0)
 
 
 def test_a_target_alone_needs_no_drafts() -> None:
