@@ -69,7 +69,6 @@ CASES = {
     "pycoder, STANDALONE": config(
         "pycoder",
         speculative_algorithm="STANDALONE",
-        speculative_draft_model_path="pycoder",
         speculative_length_policy="fixed",
     ),
 }
