@@ -19,6 +19,7 @@ _FLAGS = {
     "num_draft_tokens": "speculative_num_draft_tokens",
 }
 MAX_LEVEL_TOKENS = 64  # a level's forward has the levels before it in its mask, one bit a node
+MAX_CUDA_TOPK = 8  # candidates that the kernel on a GPU ranks
 
 
 def draft_reach(shape: SpecShape) -> int:
