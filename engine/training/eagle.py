@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from ...engine_core.model_config import ModelConfig
 from ...engine_core.refusal import Refused, RefusedError
+from ...engine_core.train_spec import unroll_of
 from ...kernels.rms_norm import rms_norm
 from ...kernels.silu_mul import silu_mul
 from ..rotary import RotaryTable
@@ -45,7 +46,7 @@ class EagleRecipe(ABC):
         self._target = setting.target
         self._model = model
         self._vocab = vocab
-        self._unroll = setting.spec.unroll or 5
+        self._unroll = unroll_of(setting.spec)
         compile_ = setting.compiled
         self._enter = compiled(self.enter) if compile_ else self.enter
         fuses = compile_ and self.fuses_by_kernels
@@ -423,14 +424,17 @@ def layer_model(setting: Setting, widening: int) -> ModelConfig:
     if spec.num_hidden_layers not in (None, 1):
         raise RefusedError(Refused("num_hidden_layers", f"{spec.algorithm} is trained with 1"))
     heads = spec.num_attention_heads or target.num_attention_heads
+    kv_heads = spec.num_key_value_heads or target.num_key_value_heads
+    head_dim = spec.head_dim or target.head_dim
+    check_heads(heads, kv_heads, head_dim)
     return msgspec.structs.replace(
         target,
         architecture="llama",
         intermediate_size=spec.intermediate_size or widening * target.hidden_size,
         num_hidden_layers=1,
         num_attention_heads=heads,
-        num_key_value_heads=spec.num_key_value_heads or target.num_key_value_heads,
-        head_dim=spec.head_dim or target.head_dim,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
         qkv_bias=False,
         o_bias=False,
         mlp_bias=False,
@@ -438,6 +442,16 @@ def layer_model(setting: Setting, widening: int) -> ModelConfig:
         tie_word_embeddings=False,
         sliding_windows=(0,),
     )
+
+
+def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
+    """Raises RefusedError for heads that attention cannot have."""
+    if heads % kv_heads:
+        reason = f"{kv_heads} does not divide the {heads} query heads; give one that does"
+        raise RefusedError(Refused("num_key_value_heads", reason))
+    if head_dim % 2:
+        reason = f"{head_dim} is odd, which rotary embeddings cannot turn; give an even one"
+        raise RefusedError(Refused("head_dim", reason))
 
 
 def learnt_matrix(

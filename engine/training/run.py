@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
@@ -180,8 +179,3 @@ def _prompts(data: Data, count: int = 40) -> list[list[int]]:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def spec_text(spec: TrainSpec) -> str:
-    """The spec as JSON, for logs."""
-    return msgspec.json.encode(spec).decode()

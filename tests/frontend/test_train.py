@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from outrider.engine_core.train_spec import TrainSpec
+from outrider.frontend import train_engine
 from outrider.frontend.cli import main
 from outrider.frontend.commands.train import _parser, spec_from
 from outrider.frontend.train_flags import FLAGS
@@ -33,7 +34,9 @@ def test_a_wrong_flag_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> Non
     assert "--minutes: give --minutes or --steps" in capfd.readouterr().err
 
 
-def test_a_run_by_the_engines_own_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_by_the_engines_own_text(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = write_target(tmp_path / "target")
     np.save(tmp_path / "text.npy", np.random.default_rng(0).integers(1, 40, size=600))
     output = tmp_path / "draft"
@@ -47,6 +50,9 @@ def test_a_run_by_the_engines_own_text(tmp_path: Path, capfd: pytest.CaptureFixt
     config = json.loads((output / "config.json").read_text())
     assert config["outrider"] == {"steps": 5, "topk": 1, "num_draft_tokens": 6}
     assert "projected accept length" in capfd.readouterr().err
+    monkeypatch.setattr(train_engine, "measure_draft", lambda *_: "no room for it")
+    assert main([*arguments[:-1], "--resume"]) == 1
+    assert "not measured: no room for it" in capfd.readouterr().err
 
 
 def write_target(folder: Path) -> Path:

@@ -95,6 +95,15 @@ def test_a_run_goes_on_only_as_what_it_was(place: Path, tmp_path: Path) -> None:
         train_draft(msgspec.structs.replace(begun, output=str(tmp_path / "new"), resume=True))
 
 
+# Without the target's own text.
+ALONE: dict[str, object] = {
+    "on_policy_rows": 0,
+    "on_policy_tokens": 192,
+    "on_policy_source": "engine",
+    "on_policy_cache": None,
+}
+
+
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
@@ -112,6 +121,20 @@ def test_a_run_goes_on_only_as_what_it_was(place: Path, tmp_path: Path) -> None:
         ("sequence_length", {"sequence_length": 4096}),
         ("prompt_weight", {"prompt_weight": 0.0}),
         ("hard_weight", {"hard_weight": 1.5}),
+        ("unroll", {"unroll": 0}),
+        ("sequence_length", {"unroll": None, "sequence_length": 6, **ALONE}),
+        ("hidden_size", {"algorithm": "STANDALONE", "hidden_size": 0}),
+        ("num_key_value_heads", {"num_attention_heads": 3, "num_key_value_heads": 2}),
+        ("head_dim", {"algorithm": "STANDALONE", "head_dim": 7}),
+        ("seed", {"seed": -1}),
+        ("num_draft_tokens", {"topk": 4}),
+        ("num_draft_tokens", {"num_draft_tokens": 9}),
+        ("num_draft_tokens", {"topk": 2, "draft_steps": 2, "num_draft_tokens": 40}),
+        ("draft_steps", {"draft_steps": 64}),
+        ("on_policy_share", {**ALONE, "on_policy_share": 0.5}),
+        ("on_policy_cache", {**ALONE, "on_policy_cache": "rows"}),
+        ("weight_decay", {"optimizer": "adamw", "weight_decay": 0.1}),
+        ("feature_weight", {"feature_weight": 0.2}),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
