@@ -13,7 +13,7 @@ from .batches import Batch
 from .chain_loss import ChainLoss
 from .compiled import compiled
 from .dense import Weights, decoder_layer
-from .eagle import check_heads, learnt_matrix, learnt_norm
+from .draft_layer import check_heads, learnt_matrix, learnt_norm
 from .export import draft_config
 from .losses import Wanted, agreement
 from .recipe import Exported, Setting, StepResult
