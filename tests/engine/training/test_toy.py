@@ -107,7 +107,7 @@ ALONE: dict[str, object] = {
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
-        ("algorithm", {"algorithm": "DFLASH"}),
+        ("algorithm", {"algorithm": "DFLASH", "data": ("/nowhere",)}),
         ("draft_vocab_size", {"algorithm": "EAGLE", "draft_vocab_size": 9}),
         ("draft_vocab_size", {"algorithm": "EAGLE3", "draft_vocab_size": 900}),
         ("feature_layers", {"algorithm": "EAGLE3", "feature_layers": (2, 1)}),
@@ -127,6 +127,10 @@ ALONE: dict[str, object] = {
         ("num_key_value_heads", {"num_attention_heads": 3, "num_key_value_heads": 2}),
         ("head_dim", {"algorithm": "STANDALONE", "head_dim": 7}),
         ("seed", {"seed": -1}),
+        ("ema", {"ema": 1.0}),
+        ("decay", {"warmup": 0.5}),
+        ("excluded_bytes", {"excluded_bytes": (256,)}),
+        ("selection_bytes", {"selection_bytes": (7, 8)}),
         ("num_draft_tokens", {"topk": 4}),
         ("num_draft_tokens", {"num_draft_tokens": 9}),
         ("num_draft_tokens", {"topk": 2, "draft_steps": 2, "num_draft_tokens": 40}),
