@@ -85,6 +85,18 @@ def test_a_run_that_was_cut_goes_on(algorithm: str, place: Path, tmp_path: Path)
         torch.testing.assert_close(tensor, states[1][name], atol=1e-6, rtol=0)
 
 
+def test_kept_rows_are_those_of_this_text(place: Path, tmp_path: Path) -> None:
+    cache = {"on_policy_cache": str(tmp_path / "rows"), "steps": 1}
+    train_draft(spec(place, tmp_path / "a", "EAGLE3", **cache))
+    kept = (tmp_path / "rows" / "own_rows.npy").read_bytes()
+    train_draft(spec(place, tmp_path / "b", "EAGLE", **cache))
+    assert (tmp_path / "rows" / "own_rows.npy").read_bytes() == kept
+    np.save(tmp_path / "other.npy", np.random.default_rng(1).integers(1, VOCAB, size=20_000))
+    other = spec(place, tmp_path / "c", "EAGLE3", **cache, data=(str(tmp_path / "other.npy"),))
+    with pytest.raises(RefusedError, match=r"own_rows\.npy: was made with"):
+        train_draft(other)
+
+
 def test_a_run_goes_on_only_as_what_it_was(place: Path, tmp_path: Path) -> None:
     begun = spec(place, tmp_path, "EAGLE3", steps=2)
     train_draft(begun)
