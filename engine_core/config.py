@@ -146,7 +146,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     speculative_eagle_topk: Annotated[
         int | None,
-        Doc(description="branches of a draft model's tree; 1, a chain, if only the steps are set"),
+        Doc(
+            description="branches of a draft model's tree, on a GPU up to 8; 1, a chain, if only "
+            "the steps are set"
+        ),
     ] = None
     speculative_num_draft_tokens: Annotated[
         int | None,

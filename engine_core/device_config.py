@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from .refusal import Refused
+from .spec_shape import MAX_CUDA_TOPK
 
 if TYPE_CHECKING:
     from .config import EngineConfig
@@ -57,7 +58,7 @@ def refuse_on(config: "EngineConfig", device: Device) -> Refused | None:
     """Check the flags that depend on the device."""
     source = config.speculative_ngram_source
     if device == "cuda":
-        return None
+        return _refuse_on_cuda(config)
     if config.dtype not in ("auto", "float32"):
         return Refused(
             "dtype",
@@ -77,3 +78,14 @@ def refuse_on(config: "EngineConfig", device: Device) -> Refused | None:
             "the step; on a CPU use cpu, whose trie has each request's own text too",
         )
     return None
+
+
+def _refuse_on_cuda(config: "EngineConfig") -> Refused | None:
+    topk = config.speculative_eagle_topk
+    if topk is None or topk <= MAX_CUDA_TOPK:
+        return None
+    return Refused(
+        "speculative_eagle_topk",
+        f"{topk} branches, of which a GPU ranks {MAX_CUDA_TOPK} at most; use {MAX_CUDA_TOPK} or "
+        "less, with the steps and draft tokens that fit it, or --device cpu",
+    )

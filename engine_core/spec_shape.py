@@ -19,6 +19,7 @@ _FLAGS = {
     "num_draft_tokens": "speculative_num_draft_tokens",
 }
 MAX_LEVEL_TOKENS = 64  # a level's forward has the levels before it in its mask, one bit a node
+MAX_CUDA_TOPK = 8  # candidates that the kernel on a GPU ranks
 
 
 def draft_reach(shape: SpecShape) -> int:
@@ -74,7 +75,7 @@ def resolve_shape(
         return shape
     if shape is None:
         shape = own if own is not None else _table(algorithm, architecture)
-    return refuse_simulation(config, shape.num_draft_tokens) or shape
+    return refuse_simulation(config, shape.steps + 1) or shape
 
 
 def refuse_shape(shape: SpecShape) -> Refused | None:
@@ -123,14 +124,14 @@ def corrected(config: "EngineConfig", shape: SpecShape) -> str | None:
     )
 
 
-def refuse_simulation(config: "EngineConfig", width: int) -> Refused | None:
-    """``simulate_accept_length`` against ``width`` nodes of a verify row."""
+def refuse_simulation(config: "EngineConfig", most: int) -> Refused | None:
+    """``simulate_accept_length`` against the ``most`` tokens that a verify row can emit."""
     simulated = config.simulate_accept_length
-    if simulated is None or 1.0 <= simulated <= width:
+    if simulated is None or 1.0 <= simulated <= most:
         return None
     return Refused(
         "simulate_accept_length",
-        f"must be between 1 and the {width} nodes of a verify row (bonus token included), "
+        f"must be between 1 and the {most} tokens that a step can emit (bonus token included), "
         f"got {simulated}",
     )
 

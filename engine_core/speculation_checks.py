@@ -94,7 +94,7 @@ def _refuse_draft_model(config: "EngineConfig", spec: DrafterSpec) -> Refused | 
         return refuse_simulation(config, MAX_DRAFT_TOKENS)
     if isinstance(shape, Refused):
         return shape
-    return refuse_simulation(config, shape.num_draft_tokens)
+    return refuse_simulation(config, shape.steps + 1)
 
 
 def _changed(config: "EngineConfig", prefix: str) -> list[str]:

@@ -4,11 +4,22 @@ from typing import Literal
 
 import msgspec
 
+from .draft_config import SpecShape
 from .refusal import Refused
+from .spec_shape import refuse_shape
 
-DEFAULT_STEPS = {"STANDALONE": 5, "EAGLE": 5, "EAGLE3": 5}
+DEFAULT_UNROLL = 5
 LossKind = Literal["kl", "lk"]
 OnPolicySource = Literal["engine", "dense"]
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "draft_vocab_size",
+)
 
 
 class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,45 +106,112 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     num_draft_tokens: int | None = None
 
 
+_COUNTS = ("steps", "batch_size", "log_every", "selection_every", "selection_rows")
+_ABOVE_0 = (
+    "minutes",
+    "max_minutes",
+    "checkpoint_minutes",
+    "matrix_lr",
+    "adam_lr",
+    "prompt_weight",
+    "step_decay",
+    "grad_clip",
+)
+_FROM_0 = ("seed", "feature_weight", "weight_decay")
+_PARTS = (
+    "on_policy_share",
+    "prompt_weight",
+    "hard_weight",
+    "survival_floor",
+    "warmup",
+    "decay",
+    "ema",
+)
+
+
 def refuse_train(spec: TrainSpec) -> Refused | None:
     """Why the spec cannot be trained by, whatever its model and data are."""
     if spec.steps is None and spec.minutes is None:
         return Refused("minutes", "give --minutes or --steps: how long the schedule lasts")
     if spec.steps is not None and spec.minutes is not None:
         return Refused("steps", "the schedule ends by --steps or by --minutes, not by both")
-    for name in ("steps", "batch_size", "log_every", "selection_every", "selection_rows"):
+    return (
+        _refuse_values(spec)
+        or _refuse_schedule(spec)
+        or _refuse_split(spec)
+        or _refuse_unused(spec)
+        or _refuse_lengths(spec)
+        or _refuse_serving(spec)
+    )
+
+
+def _refuse_values(spec: TrainSpec) -> Refused | None:
+    """Flags out of their range; the comparisons are false for NaN."""
+    for name in (*_COUNTS, "unroll", *_SIZES):
         value = getattr(spec, name)
         if value is not None and value < 1:
             return Refused(name, f"must be 1 or more, is {value}")
-    for name in (
-        "minutes",
-        "max_minutes",
-        "checkpoint_minutes",
-        "matrix_lr",
-        "adam_lr",
-        "prompt_weight",
-    ):
+    for name in _ABOVE_0:
         value = getattr(spec, name)
         if value is not None and not value > 0:
             return Refused(name, f"must be above 0, is {value}")
-    for name in (
-        "on_policy_share",
-        "prompt_weight",
-        "hard_weight",
-        "survival_floor",
-        "warmup",
-        "decay",
-        "ema",
-    ):
+    for name in _FROM_0:
+        value = getattr(spec, name)
+        if not value >= 0:
+            return Refused(name, f"must be 0 or more, is {value}")
+    for name in _PARTS:
         value = getattr(spec, name)
         if not 0.0 <= value <= 1.0:
             return Refused(name, f"must be between 0 and 1, is {value}")
-    return _refuse_lengths(spec)
+    return None
+
+
+def _refuse_schedule(spec: TrainSpec) -> Refused | None:
+    if spec.ema == 1.0:
+        return Refused("ema", "must be below 1, where the average never leaves the first weights")
+    if spec.warmup + spec.decay > 1.0:
+        return Refused(
+            "decay", f"{spec.decay} and a warmup of {spec.warmup} exceed the schedule; lower either"
+        )
+    return None
+
+
+def _refuse_split(spec: TrainSpec) -> Refused | None:
+    for name in ("selection_bytes", "excluded_bytes"):
+        wrong = next((value for value in getattr(spec, name) if not 0 <= value < 256), None)
+        if wrong is not None:
+            return Refused(name, f"{wrong} is no byte; give values from 0 to 255")
+    both = sorted(set(spec.selection_bytes) & set(spec.excluded_bytes))
+    if both:
+        return Refused(
+            "selection_bytes", f"{both[0]} is among the excluded bytes too; name it in one of them"
+        )
+    return None
+
+
+def _refuse_unused(spec: TrainSpec) -> Refused | None:
+    """A flag that would change nothing beside the others."""
+    without_rows = "needs --on-policy-rows, without which there is no such text"
+    without_muon = "is Muon's; it needs --optimizer muon"
+    unused: tuple[tuple[str, bool, str], ...] = (
+        ("on_policy_tokens", not spec.on_policy_rows, without_rows),
+        ("on_policy_share", not spec.on_policy_rows, without_rows),
+        ("on_policy_source", not spec.on_policy_rows, without_rows),
+        ("on_policy_cache", not spec.on_policy_rows, without_rows),
+        ("matrix_lr", spec.optimizer != "muon", without_muon),
+        ("weight_decay", spec.optimizer != "muon", without_muon),
+        ("feature_weight", spec.algorithm in ("EAGLE3", "STANDALONE"), "is EAGLE's alone"),
+    )
+    defaults = {field.name: field.default for field in msgspec.structs.fields(TrainSpec)}
+    for name, idle, reason in unused:
+        if idle and getattr(spec, name) != defaults[name]:
+            return Refused(name, f"{reason}; leave it out")
+    return None
 
 
 def _refuse_lengths(spec: TrainSpec) -> Refused | None:
-    unroll = spec.unroll or 1
-    if unroll < 1 or unroll > 16:
+    unroll = unroll_of(spec)
+    if unroll > 16:
         return Refused("unroll", f"must be 1 to 16, is {unroll}")
     if spec.sequence_length < unroll + 2:
         return Refused(
@@ -147,6 +225,27 @@ def _refuse_lengths(spec: TrainSpec) -> Refused | None:
             f"must be above the unroll ({unroll}) and below sequence_length "
             f"({spec.sequence_length}), is {spec.on_policy_tokens}",
         )
+    return None
+
+
+def _refuse_serving(spec: TrainSpec) -> Refused | None:
+    """A shape that the trained draft could not be served with."""
     if spec.topk != 1 and spec.num_draft_tokens is None:
         return Refused("num_draft_tokens", "a tree (topk above 1) needs it")
-    return None
+    refused = refuse_shape(serving_shape(spec))
+    if refused is None:
+        return None
+    field = {"steps": "draft_steps"}.get(refused.field, refused.field)
+    return Refused(field, refused.reason)
+
+
+def unroll_of(spec: TrainSpec) -> int:
+    """Steps that training drafts."""
+    return DEFAULT_UNROLL if spec.unroll is None else spec.unroll
+
+
+def serving_shape(spec: TrainSpec) -> SpecShape:
+    """How the draft's config.json says that it serves best."""
+    steps = unroll_of(spec) if spec.draft_steps is None else spec.draft_steps
+    nodes = steps + 1 if spec.num_draft_tokens is None else spec.num_draft_tokens
+    return SpecShape(steps, spec.topk, nodes)

@@ -32,7 +32,9 @@ def answer_prompts(
 def measure_draft(
     spec: TrainSpec, prompts: Sequence[Sequence[int]], new_tokens: int = _MEASURED_TOKENS
 ) -> Measured | str:
-    """The draft's accept length on greedy continuations; why not, if the engine refuses it."""
+    """The draft's accept length on greedy continuations, all its steps drafted wherever there is
+    room; why not, if the engine refuses it.
+    """
     try:
         llm = LLM(
             spec.model,
@@ -40,6 +42,7 @@ def measure_draft(
             skip_tokenizer_init=True,
             speculative_algorithm=spec.algorithm,
             speculative_draft_model_path=spec.output,
+            speculative_length_policy="fixed",  # as accept lengths are defined, and projected
         )
     except (RefusedError, OutriderError, UsageError) as error:
         return str(error)

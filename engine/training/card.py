@@ -1,6 +1,6 @@
 """The model card of a trained draft."""
 
-from ...engine_core.train_spec import TrainSpec
+from ...engine_core.train_spec import TrainSpec, unroll_of
 from .export import tensor_bytes
 from .recipe import Exported
 from .trainer import Outcome
@@ -34,7 +34,7 @@ def model_card(
         f"with {_bytes(spec.selection_bytes)} kept for the selection.",
         f"- Training: {outcome.position.step} steps of {spec.batch_size} x "
         f"{spec.sequence_length} tokens in {minutes:.1f} minutes, unroll of "
-        f"{spec.unroll or 'the default'}, {spec.optimizer}.",
+        f"{unroll_of(spec)}, {spec.optimizer}.",
     ]
     found = outcome.selection
     if found is not None:

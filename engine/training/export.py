@@ -4,12 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 
 from ...engine_core.model_config import ModelConfig
 from ...engine_core.rope_config import RopeConfig
-from ...engine_core.train_spec import DEFAULT_STEPS, TrainSpec
+from ...engine_core.train_spec import TrainSpec, serving_shape
 from .recipe import Exported
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -18,7 +19,6 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json
 def draft_config(architecture: str, model: ModelConfig, spec: TrainSpec) -> dict[str, object]:
     """config.json's fields of a dense draft, and under "outrider" its best serving shape."""
     eos = model.eos_token_ids
-    steps = spec.draft_steps or spec.unroll or DEFAULT_STEPS.get(spec.algorithm, 5)
     return {
         "architectures": [architecture],
         "model_type": model.architecture,
@@ -40,11 +40,7 @@ def draft_config(architecture: str, model: ModelConfig, spec: TrainSpec) -> dict
         "torch_dtype": "bfloat16",
         "use_cache": True,
         "vocab_size": model.vocab_size,
-        "outrider": {
-            "steps": steps,
-            "topk": spec.topk,
-            "num_draft_tokens": spec.num_draft_tokens or steps + 1,
-        },
+        "outrider": msgspec.structs.asdict(serving_shape(spec)),
     }
 
 

@@ -1,5 +1,6 @@
 """The target's own greedy text, which is what a draft meets when it serves."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,13 +22,14 @@ _MOST_ROWS = 4096
 
 
 class _Made(msgspec.Struct, frozen=True):
-    """What a cached file holds."""
+    """What a cached file holds; ``prompts``: a hash of the text that its rows begin with."""
 
     model: str
     sequence_length: int
     on_policy_tokens: int
     rows: int
     seed: int
+    prompts: str = ""
 
 
 def own_rows(
@@ -42,20 +44,27 @@ def own_rows(
     """int32[count, sequence_length]: prompts of the stream, each with the target's continuation.
 
     Kept as ``name``.npy in ``on_policy_cache``, or the output folder, and taken from there the
-    next time. Raises DataError for a file there that was made otherwise.
+    next time. Raises DataError for a file there that was made otherwise, or of other text.
     """
     folder = Path(spec.on_policy_cache or spec.output)
     path, about = folder / f"{name}.npy", folder / f"{name}.json"
-    made = _Made(spec.model, spec.sequence_length, spec.on_policy_tokens, count, spec.seed)
+    prompts = prompt_rows(
+        stream, spec.sequence_length - spec.on_policy_tokens, count, spec.seed + len(name)
+    )
+    made = _Made(
+        spec.model,
+        spec.sequence_length,
+        spec.on_policy_tokens,
+        count,
+        spec.seed,
+        hashlib.sha256(prompts.tobytes()).hexdigest(),
+    )
     if path.is_file() and about.is_file():
         then = msgspec.json.decode(about.read_bytes(), type=_Made)
         if then != made:
             raise DataError(f"{path}: was made with {then}, now asked for {made}; remove it")
         rows: Rows = np.load(path, allow_pickle=False)
         return rows
-    prompts = prompt_rows(
-        stream, spec.sequence_length - spec.on_policy_tokens, count, spec.seed + len(name)
-    )
     if spec.on_policy_source == "engine":
         if generate is None:
             raise DataError("on_policy_source: the engine was not handed over; use dense")

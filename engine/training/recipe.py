@@ -87,8 +87,14 @@ class RecipeRegistry:
     def make(self, setting: Setting) -> Recipe:
         """The recipe of ``setting.spec.algorithm``. Raises RefusedError."""
         name = setting.spec.algorithm
-        factory = self._factories.get(name)
-        if factory is None:
-            known = ", ".join(sorted(self._factories))
-            raise RefusedError(Refused("algorithm", f"{name!r} cannot be trained; one of {known}"))
-        return factory(setting)
+        refused = self.refuse(name)
+        if refused is not None:
+            raise RefusedError(refused)
+        return self._factories[name](setting)
+
+    def refuse(self, name: str) -> Refused | None:
+        """Why ``name`` cannot be made, whatever its setting is."""
+        if name in self._factories:
+            return None
+        known = ", ".join(sorted(self._factories))
+        return Refused("algorithm", f"{name!r} cannot be trained; use one of {known}")

@@ -1,6 +1,7 @@
 """The algorithms that ``outrider train`` knows; another one is added here, with its recipe."""
 
-from .eagle import Eagle, Eagle3
+from .eagle import Eagle
+from .eagle3 import Eagle3
 from .recipe import RecipeRegistry
 from .standalone import Standalone
 

@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
@@ -67,7 +66,8 @@ def train_draft(
     ``generate``: the engine's own text, for ``on_policy_source`` "engine".
     """
     begun = time.monotonic()
-    refused = refuse_train(spec)
+    registry = recipes or default_recipes()
+    refused = refuse_train(spec) or registry.refuse(spec.algorithm)
     if refused is not None:
         raise RefusedError(refused)
     torch.manual_seed(spec.seed)
@@ -85,7 +85,7 @@ def train_draft(
     # As large as a batch, so that what is compiled for one fits the other.
     sample = torch.from_numpy(rows[: spec.batch_size]).long().to(device)
     setting = Setting(spec, target, counts, sample, compiled)
-    recipe = (recipes or default_recipes()).make(setting)
+    recipe = registry.make(setting)
     world = this_world()
     parameters = sum(leaf.numel() for leaf in recipe.parameters.values())
     _say(f"{spec.algorithm}: {parameters / 1e6:.2f} M parameters to train on {device}")
@@ -180,8 +180,3 @@ def _prompts(data: Data, count: int = 40) -> list[list[int]]:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def spec_text(spec: TrainSpec) -> str:
-    """The spec as JSON, for logs."""
-    return msgspec.json.encode(spec).decode()

@@ -6,14 +6,14 @@ import torch.nn.functional as F
 
 from ...engine_core.model_config import ModelConfig
 from ...engine_core.refusal import Refused, RefusedError
-from ...engine_core.train_spec import DEFAULT_STEPS
+from ...engine_core.train_spec import unroll_of
 from ...kernels.rms_norm import rms_norm
 from ..rotary import RotaryTable
 from .batches import Batch
 from .chain_loss import ChainLoss
 from .compiled import compiled
 from .dense import Weights, decoder_layer
-from .eagle import learnt_matrix, learnt_norm
+from .draft_layer import check_heads, learnt_matrix, learnt_norm
 from .export import draft_config
 from .losses import Wanted, agreement
 from .recipe import Exported, Setting, StepResult
@@ -31,7 +31,7 @@ class Standalone:
         self._spec = setting.spec
         self._target = setting.target
         self._model = standalone_model(setting)
-        self._steps = setting.spec.unroll or DEFAULT_STEPS["STANDALONE"]
+        self._steps = unroll_of(setting.spec)
         device = setting.target.device
         self._rotary = RotaryTable(
             self._model.rope, self._model.head_dim, self._model.context_length, device
@@ -160,10 +160,7 @@ def standalone_model(setting: Setting) -> ModelConfig:
     kv_heads = spec.num_key_value_heads or min(heads, target.num_key_value_heads)
     layers = spec.num_hidden_layers or 2
     head_dim = spec.head_dim or max(8, hidden // heads)
-    if heads % kv_heads:
-        raise RefusedError(Refused("num_key_value_heads", f"{kv_heads} does not divide {heads}"))
-    if head_dim % 2:
-        raise RefusedError(Refused("head_dim", f"rotary embeddings need an even one, {head_dim}"))
+    check_heads(heads, kv_heads, head_dim)
     return msgspec.structs.replace(
         target,
         architecture="qwen3",

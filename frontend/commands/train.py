@@ -13,7 +13,7 @@ from ..train_flags import FLAGS, GROUPS, Flag
 
 
 def main(args: list[str]) -> int:
-    """Train; status 1 if the engine that measures the draft fails."""
+    """Train; status 1 if the engine refuses the draft that it is to measure."""
     namespace = _parser().parse_args(args)
     spec = spec_from(namespace)
     refused = refuse_train(spec)
@@ -36,7 +36,7 @@ def main(args: list[str]) -> int:
         measured = measure_draft(spec, report.prompts)
         if isinstance(measured, str):
             _say(f"accept length through the engine: not measured: {measured}")
-            return 0
+            return 1
         _say(
             f"accept length through the engine: {measured.accept_length:.3f} "
             f"({measured.tokens} tokens of {len(report.prompts)} selection prompts)"

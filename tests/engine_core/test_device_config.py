@@ -34,6 +34,12 @@ def test_placement(fields: dict[str, object], has_cuda: bool, expected: Placemen
 
 
 NGRAM = {"speculative_algorithm": "NGRAM"}
+TREE = {
+    "speculative_algorithm": "EAGLE3",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 8,
+    "speculative_num_draft_tokens": 16,
+}
 
 
 @pytest.mark.parametrize("source", ["cpu", "gpu", "both"])
@@ -62,6 +68,7 @@ def test_a_cuda_device_takes_every_ngram_source(source: str) -> None:
         ({"disable_cuda_graph": True}, False, "disable_cuda_graph", "no CUDA graphs"),
         ({"speculative_ngram_source": "gpu", **NGRAM}, False, "ngram_source", "needs a CUDA"),
         ({"speculative_ngram_source": "both", **NGRAM}, False, "ngram_source", "needs a CUDA"),
+        (TREE | {"speculative_eagle_topk": 9}, True, "eagle_topk", "a GPU ranks 8 at most"),
     ],
 )
 def test_what_a_device_refuses(
@@ -74,6 +81,12 @@ def test_what_a_device_refuses(
     if not has_cuda:  # a named device is known before anything is loaded
         early = refuse_config(config(**{**fields, "device": "cpu"}))
         assert early == (None if field == "device" else refused)
+
+
+def test_a_cpu_drafts_wider_trees_than_a_gpu() -> None:
+    assert isinstance(place(config(**TREE), True, "bfloat16"), Placement)
+    wide = config(**TREE | {"speculative_eagle_topk": 9})
+    assert isinstance(place(wide, False, "bfloat16"), Placement)
 
 
 def test_an_unknown_checkpoint_type_needs_a_dtype() -> None:

@@ -79,8 +79,13 @@ def test_a_chain_has_a_node_a_step_and_the_bonus_token() -> None:
         ({STEPS: 2, TOPK: 3, NODES: 14}, NODES, "exceeds the 13 nodes"),
         ({STEPS: 5, TOPK: 4, NODES: 65}, NODES, "between 1 and 64, got 65"),
         ({STEPS: 9, TOPK: 9, NODES: 20}, TOPK, "feed the draft 72 nodes"),
-        ({STEPS: 3, "simulate_accept_length": 4.5}, "simulate_accept_length", "the 4 nodes"),
-        ({"simulate_accept_length": 65.0}, "simulate_accept_length", "the 64 nodes"),
+        ({STEPS: 3, "simulate_accept_length": 4.5}, "simulate_accept_length", "the 4 tokens"),
+        (
+            {STEPS: 3, TOPK: 4, NODES: 16, "simulate_accept_length": 5.0},
+            "simulate_accept_length",
+            "the 4 tokens",  # a tree is no deeper than its steps, whatever its nodes
+        ),
+        ({"simulate_accept_length": 65.0}, "simulate_accept_length", "the 64 tokens"),
         ({"tp_size": 2}, "tp_size", "one rank so far"),
         ({"speculative_draft_model_revision": "main"}, "speculative_draft_model_revision", "needs"),
         ({"speculative_token_map": "x.json"}, "speculative_token_map", "in its checkpoint (d2t)"),
@@ -150,7 +155,7 @@ def test_what_is_simulated_is_checked_against_the_shape_that_the_draft_has() -> 
     assert resolve_shape(asked, "EAGLE3", "qwen3", OWN) == OWN
     refused = resolve_shape(asked, "EAGLE3", "qwen3", None)
     assert isinstance(refused, Refused)
-    assert "the 4 nodes of a verify row" in refused.reason
+    assert "the 4 tokens that a step can emit" in refused.reason
 
 
 def test_flags_and_shapes_agree() -> None:

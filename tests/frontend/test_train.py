@@ -8,9 +8,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from outrider.engine_core.config import EngineConfig
+from outrider.engine_core.model_path import resolve_draft
 from outrider.engine_core.train_spec import TrainSpec
+from outrider.frontend import train_engine
 from outrider.frontend.cli import main
 from outrider.frontend.commands.train import _parser, spec_from
+from outrider.frontend.llm import LLM
 from outrider.frontend.train_flags import FLAGS
 
 LEAST = ["--algorithm", "EAGLE3", "--model", "m", "--data", "d", "--output", "o"]
@@ -33,7 +37,9 @@ def test_a_wrong_flag_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> Non
     assert "--minutes: give --minutes or --steps" in capfd.readouterr().err
 
 
-def test_a_run_by_the_engines_own_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_by_the_engines_own_text(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = write_target(tmp_path / "target")
     np.save(tmp_path / "text.npy", np.random.default_rng(0).integers(1, 40, size=600))
     output = tmp_path / "draft"
@@ -47,6 +53,9 @@ def test_a_run_by_the_engines_own_text(tmp_path: Path, capfd: pytest.CaptureFixt
     config = json.loads((output / "config.json").read_text())
     assert config["outrider"] == {"steps": 5, "topk": 1, "num_draft_tokens": 6}
     assert "projected accept length" in capfd.readouterr().err
+    monkeypatch.setattr(train_engine, "measure_draft", lambda *_: "no room for it")
+    assert main([*arguments[:-1], "--resume"]) == 1
+    assert "not measured: no room for it" in capfd.readouterr().err
 
 
 def write_target(folder: Path) -> Path:
@@ -88,3 +97,28 @@ def write_target(folder: Path) -> Path:
     drawn = {n: torch.randn(s, generator=generator) * 0.5 for n, s in shapes.items()}
     save_file(drawn, folder / "model.safetensors")
     return folder
+
+
+def test_the_accept_length_is_measured_at_fixed_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the embedded draft: every step of a row with room is drafted, whatever it costs."""
+    configs: list[EngineConfig] = []
+    opened = LLM._open
+
+    def watched(llm: LLM, config: EngineConfig) -> None:
+        configs.append(config)
+        opened(llm, config)
+
+    monkeypatch.setattr(LLM, "_open", watched)
+    spec = TrainSpec(
+        algorithm="EAGLE3",
+        model="pycoder",
+        data=("d",),
+        output=str(resolve_draft("EAGLE3", "pycoder", None, None)),
+        device="cpu",
+        steps=1,
+    )
+    measured = train_engine.measure_draft(spec, [[5, 6, 7, 8]], 24)
+    assert isinstance(measured, train_engine.Measured)
+    assert measured.tokens == 24
+    assert measured.accept_length > 1.0
+    assert [config.speculative_length_policy for config in configs] == ["fixed"]

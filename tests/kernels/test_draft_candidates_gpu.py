@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from outrider.engine_core.spec_shape import MAX_CUDA_TOPK
 from outrider.kernels import draft_candidates as draft_candidates_torch
 from outrider.kernels import draft_candidates_gpu
 from outrider.kernels.draft_candidates_gpu import MOST, top_candidates
@@ -136,6 +137,8 @@ def test_large_vocabulary(rows: int, dtype: torch.dtype) -> None:
 
 
 def test_no_rows_and_refused_shapes() -> None:
+    assert MOST == MAX_CUDA_TOPK  # wider trees are refused before anything is loaded
+
     def call(logits: torch.Tensor, count: int, ids: torch.Tensor | None = None) -> torch.Tensor:
         tokens = torch.full((len(logits), count), -5, device=DEVICE)
         top_candidates(logits, ids, tokens=tokens, probs=None)

@@ -14,7 +14,7 @@ from outrider.engine.models.loader import load_model
 from outrider.engine.models.torch_decoder import TorchDecoder
 from outrider.engine.training.batches import Batch
 from outrider.engine.training.dense import DenseTarget
-from outrider.engine.training.eagle import EagleRecipe
+from outrider.engine.training.eagle_recipe import EagleRecipe
 from outrider.engine.training.export import write_draft
 from outrider.engine.training.recipe import Recipe, Setting
 from outrider.engine.training.registry import default_recipes

@@ -85,6 +85,18 @@ def test_a_run_that_was_cut_goes_on(algorithm: str, place: Path, tmp_path: Path)
         torch.testing.assert_close(tensor, states[1][name], atol=1e-6, rtol=0)
 
 
+def test_kept_rows_are_those_of_this_text(place: Path, tmp_path: Path) -> None:
+    cache = {"on_policy_cache": str(tmp_path / "rows"), "steps": 1}
+    train_draft(spec(place, tmp_path / "a", "EAGLE3", **cache))
+    kept = (tmp_path / "rows" / "own_rows.npy").read_bytes()
+    train_draft(spec(place, tmp_path / "b", "EAGLE", **cache))
+    assert (tmp_path / "rows" / "own_rows.npy").read_bytes() == kept
+    np.save(tmp_path / "other.npy", np.random.default_rng(1).integers(1, VOCAB, size=20_000))
+    other = spec(place, tmp_path / "c", "EAGLE3", **cache, data=(str(tmp_path / "other.npy"),))
+    with pytest.raises(RefusedError, match=r"own_rows\.npy: was made with"):
+        train_draft(other)
+
+
 def test_a_run_goes_on_only_as_what_it_was(place: Path, tmp_path: Path) -> None:
     begun = spec(place, tmp_path, "EAGLE3", steps=2)
     train_draft(begun)
@@ -95,10 +107,19 @@ def test_a_run_goes_on_only_as_what_it_was(place: Path, tmp_path: Path) -> None:
         train_draft(msgspec.structs.replace(begun, output=str(tmp_path / "new"), resume=True))
 
 
+# Without the target's own text.
+ALONE: dict[str, object] = {
+    "on_policy_rows": 0,
+    "on_policy_tokens": 192,
+    "on_policy_source": "engine",
+    "on_policy_cache": None,
+}
+
+
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
-        ("algorithm", {"algorithm": "DFLASH"}),
+        ("algorithm", {"algorithm": "DFLASH", "data": ("/nowhere",)}),
         ("draft_vocab_size", {"algorithm": "EAGLE", "draft_vocab_size": 9}),
         ("draft_vocab_size", {"algorithm": "EAGLE3", "draft_vocab_size": 900}),
         ("feature_layers", {"algorithm": "EAGLE3", "feature_layers": (2, 1)}),
@@ -112,6 +133,24 @@ def test_a_run_goes_on_only_as_what_it_was(place: Path, tmp_path: Path) -> None:
         ("sequence_length", {"sequence_length": 4096}),
         ("prompt_weight", {"prompt_weight": 0.0}),
         ("hard_weight", {"hard_weight": 1.5}),
+        ("unroll", {"unroll": 0}),
+        ("sequence_length", {"unroll": None, "sequence_length": 6, **ALONE}),
+        ("hidden_size", {"algorithm": "STANDALONE", "hidden_size": 0}),
+        ("num_key_value_heads", {"num_attention_heads": 3, "num_key_value_heads": 2}),
+        ("head_dim", {"algorithm": "STANDALONE", "head_dim": 7}),
+        ("seed", {"seed": -1}),
+        ("ema", {"ema": 1.0}),
+        ("decay", {"warmup": 0.5}),
+        ("excluded_bytes", {"excluded_bytes": (256,)}),
+        ("selection_bytes", {"selection_bytes": (7, 8)}),
+        ("num_draft_tokens", {"topk": 4}),
+        ("num_draft_tokens", {"num_draft_tokens": 9}),
+        ("num_draft_tokens", {"topk": 2, "draft_steps": 2, "num_draft_tokens": 40}),
+        ("draft_steps", {"draft_steps": 64}),
+        ("on_policy_share", {**ALONE, "on_policy_share": 0.5}),
+        ("on_policy_cache", {**ALONE, "on_policy_cache": "rows"}),
+        ("weight_decay", {"optimizer": "adamw", "weight_decay": 0.1}),
+        ("feature_weight", {"feature_weight": 0.2}),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
