@@ -112,6 +112,7 @@ class Speculation(NamedTuple):
 
 
 CHAIN, TREE = (5, 1, 6), (5, 4, 16)
+Case = tuple[dict[str, int], Speculation | None]
 
 
 def speculations() -> list[Speculation | None]:
@@ -250,8 +251,25 @@ def run_config(
         engine.shutdown()
 
 
-def matrix(prompts: Sequence[Prompt], gap: GapOf, jobs: int = 1) -> Iterator[dict[str, object]]:
-    """Run the covering array; yields the reference, then a record for each configuration."""
+def all_cases() -> list[Case]:
+    """Every row of the covering array with every speculation."""
+    return [(row, some) for row in covering_array(FACTORS) for some in speculations()]
+
+
+def short_cases() -> list[Case]:
+    """Every row plainly, with NGRAM and with one of the draft models' speculations in turn."""
+    cases: list[Case] = []
+    plain, ngram, *models = speculations()
+    for i, row in enumerate(covering_array(FACTORS)):
+        cases += [(row, plain), (row, ngram)]
+        cases += [(row, models[i % len(models)])] if models else []
+    return cases
+
+
+def matrix(
+    prompts: Sequence[Prompt], gap: GapOf, jobs: int = 1, cases: Sequence[Case] | None = None
+) -> Iterator[dict[str, object]]:
+    """Run ``cases``, by default all; yields the reference, then a record for each of them."""
     base = {"batch": 1, "overlap": 0, "page_size": 16, "chunk": 512}
     reference, _ = run_config(config_of(base, None), prompts)
     yield {
@@ -259,7 +277,7 @@ def matrix(prompts: Sequence[Prompt], gap: GapOf, jobs: int = 1) -> Iterator[dic
         "tokens": sum(map(len, reference.values())),
         "outputs": reference,
     }
-    cases = [(row, some) for row in covering_array(FACTORS) for some in speculations()]
+    cases = all_cases() if cases is None else cases
     configs = [config_of(row, some) for row, some in cases]
     for (row, speculation), (outputs, figures) in zip(
         cases, _run_all(configs, prompts, jobs), strict=True
@@ -293,12 +311,16 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="prompts, spread over the file")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--jobs", type=int, default=1, help="configurations at a time")
+    parser.add_argument(
+        "--short", action="store_true", help="draft models in turn, not all of them for every row"
+    )
     args = parser.parse_args()
     prompts = load_prompts(args.limit, args.max_tokens)
     gap = float64_gap()
     records: list[dict[str, object]] = []
     reference: dict[str, list[int]] = {}
-    for record in matrix(prompts, gap, args.jobs):
+    cases = short_cases() if args.short else all_cases()
+    for record in matrix(prompts, gap, args.jobs, cases):
         if "reference" in record:
             reference = record.pop("outputs")  # type: ignore[assignment]
             records.append(record)
