@@ -1,6 +1,8 @@
 """From files to token ids: text, JSON lines and ready-made ids, split by the hash of a document."""
 
+import contextlib
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -12,6 +14,7 @@ from tokenizers import Tokenizer
 
 Tokens = NDArray[np.int32]
 _TEXT = (".txt", ".md", ".py", ".pyi", ".pyx", ".rst")
+_READ = (*_TEXT, ".jsonl", ".npy", ".bin")
 _BATCH = 2000
 
 
@@ -98,15 +101,39 @@ def _files(sources: Sequence[str]) -> Iterator[Path]:
     for source in sources:
         path = Path(source).expanduser()
         if path.is_dir():
-            wanted = (*_TEXT, ".jsonl", ".npy", ".bin")
-            found = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in wanted)
+            found = _files_below(path)
             if not found:
-                raise DataError(f"data: no file of {', '.join(wanted)} in the folder {path}")
+                raise DataError(f"data: no file of {', '.join(_READ)} in the folder {path}")
             yield from found
         elif path.is_file():
             yield path
         else:
             raise DataError(f"data: {source!r} is no file and no folder")
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Every file that can be read, links followed; JSON lines only if they begin with a text, which
+    logs do not. A folder that several paths lead to, be it a link back up, is read once.
+    """
+    seen = {folder.resolve()}
+    found: list[Path] = []
+    for name, inner, files in os.walk(folder, followlinks=True):
+        here = Path(name)
+        found += [here / file for file in files if (here / file).suffix in _READ]
+        new = {(here / sub).resolve(): sub for sub in sorted(inner, reverse=True)}
+        inner[:] = sorted(sub for real, sub in new.items() if real not in seen)
+        seen.update(new)
+    return sorted(path for path in found if path.is_file() and not _is_log(path))
+
+
+def _is_log(path: Path) -> bool:
+    if path.suffix != ".jsonl":
+        return False
+    with path.open("rb") as lines:
+        first = next((line for line in lines if line.strip()), b"")
+    with contextlib.suppress(msgspec.MsgspecError):  # what is wrong with it is said when it is read
+        return msgspec.json.decode(first, type=_Line) == _Line()
+    return False
 
 
 def _documents(path: Path) -> Iterator[str]:

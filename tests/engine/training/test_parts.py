@@ -104,6 +104,22 @@ def test_documents_are_split_by_their_hash(tmp_path: Path) -> None:
         read_split((str(tmp_path / "c.npy"),), None, 0, 500, (), ())
 
 
+def test_links_in_a_folder_are_followed(tmp_path: Path) -> None:
+    real, data = tmp_path / "real", tmp_path / "data"
+    (real / "inner").mkdir(parents=True)
+    data.mkdir()
+    for name, value in (("real/a.npy", 1), ("real/inner/b.npy", 2), ("c.npy", 3)):
+        np.save(tmp_path / name, np.array([value]))
+    (data / "link").symlink_to(real)
+    (data / "other").symlink_to(real)
+    (data / "log.jsonl").write_text('{"step": 1}\n')
+    (data / "file.npy").symlink_to(tmp_path / "c.npy")
+    (data / "gone.npy").symlink_to(tmp_path / "nowhere")
+    (real / "inner" / "up").symlink_to(data)
+    (real / "inner" / "self").symlink_to(".")
+    assert read_split((str(data),), None, 0, 9, (), ()).train.tolist() == [3, 1, 2]
+
+
 def test_what_a_step_takes_follows_from_its_number() -> None:
     rows = windows(np.arange(103, dtype=np.int32), 5)
     train, held = hold_out_windows(rows, every=7)
