@@ -45,18 +45,28 @@ class Position(NamedTuple):
     step: int
     seconds: float
 
+    def amount(self, spec: TrainSpec) -> float:
+        """In the schedule's unit: steps or minutes."""
+        return self.step if spec.steps else self.seconds / 60.0
+
+    def part(self, spec: TrainSpec) -> float:
+        """The part of the schedule that is done; 1 or more at its end."""
+        return self.amount(spec) / (spec.steps or spec.minutes or 1)
+
 
 def save_checkpoint(
     folder: Path,
     spec: TrainSpec,
+    data: dict[str, str],
     position: Position,
     parameters: dict[str, torch.Tensor],
     average: dict[str, torch.Tensor],
     optimizer: Optimizer,
 ) -> None:
-    """Write it beside the old one and then in its place."""
+    """Write it beside the old one and then in its place. ``data``: see SavedRun."""
     state = {
         "spec": msgspec.json.encode(spec).decode(),
+        "data": data,
         "step": position.step,
         "seconds": position.seconds,
         "parameters": {name: p.detach() for name, p in parameters.items()},
@@ -69,33 +79,68 @@ def save_checkpoint(
     os.replace(partial, folder / FILE)
 
 
-def load_checkpoint(
-    folder: Path,
-    spec: TrainSpec,
-    parameters: dict[str, torch.Tensor],
-    average: dict[str, torch.Tensor],
-    optimizer: Optimizer,
-) -> Position:
-    """Set everything to what was saved. Raises RefusedError for a run of another kind."""
-    path = folder / FILE
-    if not path.is_file():
-        raise RefusedError(Refused("resume", f"{str(path)!r} is not there; start without --resume"))
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    then = msgspec.json.decode(state["spec"], type=TrainSpec)
-    for name in TrainSpec.__struct_fields__:
-        if name not in _FREE and getattr(then, name) != getattr(spec, name):
-            raise RefusedError(
-                Refused(
-                    name,
-                    f"is {getattr(spec, name)!r}, but the run in {str(folder)!r} was begun with "
-                    f"{getattr(then, name)!r}; give the same or another --output",
+class SavedRun:
+    """A run's state as it was read. ``spec``: of the command that saved it; ``data``: by field of
+    the spec, a fingerprint of the data it was trained on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises RefusedError for a file that is no state."""
+        self._path = path
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            self.spec = msgspec.json.decode(state["spec"], type=TrainSpec)
+            self.data = msgspec.convert(state["data"], dict[str, str])
+            self.position = Position(int(state["step"]), float(state["seconds"]))
+        except Exception as error:  # reading arbitrary bytes raises almost anything
+            raise self._damaged(error) from None
+        self._state = state
+
+    def check_spec(self, spec: TrainSpec) -> None:
+        """Raises RefusedError for a run of another kind."""
+        for name in TrainSpec.__struct_fields__:
+            then, now = getattr(self.spec, name), getattr(spec, name)
+            if name not in _FREE and then != now:
+                reason = (
+                    f"is {now!r}, but the run in {str(self._path.parent)!r} was begun with "
+                    f"{then!r}; give the same or another --output"
                 )
-            )
-    with torch.no_grad():
-        for name, leaf in parameters.items():
-            leaf.copy_(state["parameters"][name])
-        for name, tensor in average.items():
-            tensor.copy_(state["average"][name])
-    optimizer.load(state["optimizer"])
-    torch.set_rng_state(state["random"])
-    return Position(state["step"], state["seconds"])
+                raise RefusedError(Refused(name, reason))
+
+    def check_data(self, data: dict[str, str]) -> None:
+        """Raises RefusedError, naming the field, for other data than the run was begun with."""
+        # With or without a selection of its own, the data differs too: that one is named first.
+        for name in sorted({*self.data, *data}, reverse=True):
+            if self.data.get(name) != data.get(name):
+                reason = (
+                    f"is not what the run in {str(self._path.parent)!r} was begun with; give the "
+                    "same or another --output"
+                )
+                raise RefusedError(Refused(name, reason))
+
+    def restore(
+        self,
+        parameters: dict[str, torch.Tensor],
+        average: dict[str, torch.Tensor],
+        optimizer: Optimizer,
+    ) -> None:
+        """Set everything to what was saved. Raises RefusedError."""
+        state = self._state
+        try:
+            with torch.no_grad():
+                for name, leaf in parameters.items():
+                    leaf.copy_(state["parameters"][name])
+                for name, tensor in average.items():
+                    tensor.copy_(state["average"][name])
+            optimizer.load(state["optimizer"])
+            torch.set_rng_state(state["random"])
+        except Exception as error:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> RefusedError:
+        what = (str(error).splitlines() or [""])[0][:120]
+        reason = (
+            f"{str(self._path)!r} is damaged or no state of this run ({type(error).__name__}: "
+            f"{what}); restore it, or start again in another --output"
+        )
+        return RefusedError(Refused("resume", reason))

@@ -1,7 +1,7 @@
 """What a run shows and writes down: a progress bar, and JSON lines."""
 
 import sys
-import time
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,26 +10,38 @@ import msgspec
 
 
 class Progress:
-    """A bar on standard error (lines where tqdm is missing) and ``log.jsonl`` in the output."""
+    """A bar on standard error (lines where tqdm is missing) and ``log.jsonl`` in the output.
 
-    def __init__(self, folder: Path, title: str, total: float, done: float, unit: str) -> None:
-        self._log = (folder / "log.jsonl").open("ab")
+    ``fresh``: the log begins anew. The bar is drawn by a thread of its own, so that its clock goes
+    on through a step of minutes, every half second on a terminal.
+    """
+
+    def __init__(
+        self, folder: Path, title: str, total: float, done: float, unit: str, fresh: bool
+    ) -> None:
+        self._log = (folder / "log.jsonl").open("wb" if fresh else "ab")
         self._title = title
-        self._bar = _bar(title, total, done, unit)
+        self._bar = _bar(title, total, min(done, total), unit)
+        self._figures = ""
         self._done = done
         self._total = total
-        self._shown = time.monotonic()
+        self._ended = threading.Event()
+        # A log file is not filled with bars.
+        self._every = 0.5 if self._bar is not None and sys.stderr.isatty() else 15.0
+        self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+        self._thread.start()
 
-    def update(self, done: float, shown: dict[str, str]) -> None:
-        """Move the bar to ``done``; ``shown``: a few figures beside it."""
+    def move(self, done: float) -> None:
+        """So much is done, in the unit of ``total``."""
+        self._done = done
         if self._bar is not None:
-            self._bar.set_postfix(shown, refresh=False)
-            self._bar.update(max(0.0, min(done, self._total) - self._done))
-        elif time.monotonic() - self._shown > 10.0:
-            self._shown = time.monotonic()
-            figures = " ".join(f"{name} {value}" for name, value in shown.items())
-            self.say(f"{self._title}: {done:.4g}/{self._total:.4g} {figures}")
-        self._done = max(self._done, done)
+            self._bar.n = min(done, self._total)
+
+    def show(self, figures: dict[str, str]) -> None:
+        """A few figures beside the bar."""
+        self._figures = " ".join(f"{name} {value}" for name, value in figures.items())
+        if self._bar is not None:
+            self._bar.set_postfix(figures, refresh=False)
 
     def log(self, record: dict[str, object]) -> None:
         """One line of log.jsonl."""
@@ -52,9 +64,18 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._ended.set()
+        self._thread.join()
         if self._bar is not None:
             self._bar.close()
         self._log.close()
+
+    def _draw(self) -> None:
+        while not self._ended.wait(self._every):
+            if self._bar is not None:
+                self._bar.refresh()
+            else:
+                self.say(f"{self._title}: {self._done:.4g}/{self._total:.4g} {self._figures}")
 
 
 def _bar(title: str, total: float, done: float, unit: str) -> Any:
@@ -63,8 +84,4 @@ def _bar(title: str, total: float, done: float, unit: str) -> Any:
     except ImportError:
         return None
     layout = "{l_bar}{bar}| {n:.4g}/{total:.4g} {unit} [{elapsed}{postfix}]"
-    # A log file is not filled with bars.
-    every = 1.0 if sys.stderr.isatty() else 15.0
-    return tqdm(
-        desc=title, total=total, initial=done, unit=unit, bar_format=layout, mininterval=every
-    )
+    return tqdm(desc=title, total=total, initial=done, unit=unit, bar_format=layout)

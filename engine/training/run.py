@@ -1,5 +1,6 @@
 """A training run from its spec to a folder that serves."""
 
+import hashlib
 import sys
 import time
 from dataclasses import dataclass
@@ -9,19 +10,21 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from ...engine_core.model_config import ModelConfigError, load_model_config
+from ...engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
 from ...engine_core.model_path import ModelNotFound, resolve_model
 from ...engine_core.refusal import Refused, RefusedError
-from ...engine_core.train_spec import TrainSpec, refuse_train
+from ...engine_core.train_spec import TrainSpec, refuse_train, serving_shape
 from ..models.decoder_weights import IGNORABLE
 from ..weights import Checkpoint, WeightsError
 from .batches import Mixture, Rows, RowSource, hold_out_windows, windows
 from .card import model_card
+from .checkpoint import FILE, SavedRun
 from .dense import DenseTarget
 from .export import tensor_bytes, write_draft
 from .on_policy import Generate, own_rows
 from .recipe import RecipeRegistry, Setting
 from .registry import default_recipes
+from .run_folder import is_exported, make_folder, refuse_folders
 from .token_files import DataError, Tokens, read_split
 from .trainer import Outcome, Trainer
 from .world import World, this_world
@@ -41,7 +44,7 @@ class TrainReport:
 @dataclass(frozen=True, slots=True)
 class Data:
     """Rows to learn from and to select by, and what they are. ``own`` rows end in the target's
-    own text, which begins at ``own_from``.
+    own text, which begins at ``own_from``. ``marks``: fingerprints by field of the spec.
     """
 
     corpus: Rows
@@ -49,6 +52,7 @@ class Data:
     own: Rows
     selection_own: Rows
     own_from: int
+    marks: dict[str, str]
 
     def counts(self, vocab_size: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """How often each token is learnt from; of own rows only the own text counts."""
@@ -67,17 +71,27 @@ def train_draft(
     """
     begun = time.monotonic()
     registry = recipes or default_recipes()
-    refused = refuse_train(spec) or registry.refuse(spec.algorithm)
-    if refused is not None:
-        raise RefusedError(refused)
+    _refuse(refuse_train(spec) or registry.refuse(spec.algorithm) or refuse_folders(spec))
     torch.manual_seed(spec.seed)
     output = Path(spec.output)
-    output.mkdir(parents=True, exist_ok=True)
     device = _device(spec)
     compiled = device.type == "cuda" if spec.compile is None else spec.compile
-    folder, target = load_target(spec, device, compiled)
+    folder, config = find_target(spec)
+    registry.check(spec, config)
+    saved = SavedRun(output / FILE) if spec.resume else None
+    if saved is not None:
+        saved.check_spec(spec)
+        if saved.position.part(spec) >= 1.0:
+            steps = f"{output}: already has {saved.position.step} steps"
+            if is_exported(output) and serving_shape(saved.spec) == serving_shape(spec):
+                _say(f"{steps}; nothing to do")
+                done = Outcome(True, saved.position, 0, None)
+                return TrainReport(output, done, 0, time.monotonic() - begun, [])
+            _say(f"{steps}; the draft is written again")
+    _refuse(make_folder(spec))
     try:
-        data = _prepare(spec, folder, target, generate)
+        target = load_target(folder, config, device, compiled)
+        data = _prepare(spec, folder, target, generate, saved)
     except DataError as error:
         raise RefusedError(Refused("data", str(error).removeprefix("data: "))) from None
     counts = data.counts(target.config.vocab_size)
@@ -89,7 +103,8 @@ def train_draft(
     world = this_world()
     parameters = sum(leaf.numel() for leaf in recipe.parameters.values())
     _say(f"{spec.algorithm}: {parameters / 1e6:.2f} M parameters to train on {device}")
-    trainer = Trainer(spec, recipe, _mixture(spec, data, world, device), _held(data, device), world)
+    mixture, held = _mixture(spec, data, world, device), _held(data, device)
+    trainer = Trainer(spec, recipe, mixture, held, world, saved, data.marks)
     outcome = trainer.run()
     exported = recipe.export(torch.bfloat16)
     size = tensor_bytes(exported.tensors)
@@ -99,22 +114,31 @@ def train_draft(
     return TrainReport(output, outcome, parameters, time.monotonic() - begun, _prompts(data))
 
 
-def load_target(spec: TrainSpec, device: torch.device, compiled: bool) -> tuple[Path, DenseTarget]:
-    """The target's folder and its dense form. Raises RefusedError."""
+def find_target(spec: TrainSpec) -> tuple[Path, ModelConfig]:
+    """The target's folder and sizes. Raises RefusedError."""
     try:
         folder = resolve_model(spec.model)
         config = load_model_config(folder)
-        if spec.sequence_length > config.context_length:
-            raise RefusedError(
-                Refused("sequence_length", f"the target's context is {config.context_length}")
-            )
+    except (ModelNotFound, ModelConfigError) as error:
+        raise RefusedError(Refused("model", str(error).removeprefix("model: "))) from None
+    if spec.sequence_length > config.context_length:
+        reason = f"the target's context is {config.context_length}"
+        raise RefusedError(Refused("sequence_length", reason))
+    return folder, config
+
+
+def load_target(
+    folder: Path, config: ModelConfig, device: torch.device, compiled: bool
+) -> DenseTarget:
+    """The target in its dense form. Raises RefusedError."""
+    try:
         checkpoint = Checkpoint(folder)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         target = DenseTarget(checkpoint, config, dtype, device, compiled)
         checkpoint.finish(IGNORABLE)
-    except (ModelNotFound, ModelConfigError, WeightsError) as error:
+    except WeightsError as error:
         raise RefusedError(Refused("model", str(error).removeprefix("model: "))) from None
-    return folder, target
+    return target
 
 
 def _device(spec: TrainSpec) -> torch.device:
@@ -124,7 +148,13 @@ def _device(spec: TrainSpec) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def _prepare(spec: TrainSpec, folder: Path, target: DenseTarget, generate: Generate | None) -> Data:
+def _prepare(
+    spec: TrainSpec,
+    folder: Path,
+    target: DenseTarget,
+    generate: Generate | None,
+    saved: SavedRun | None,
+) -> Data:
     config = target.config
     tokenizer = None
     if (folder / "tokenizer.json").is_file():
@@ -137,13 +167,30 @@ def _prepare(spec: TrainSpec, folder: Path, target: DenseTarget, generate: Gener
         )
 
     stream, held = read(spec.data, spec.selection_bytes)
+    tokens, length = stream.size + held.size, spec.sequence_length
     if spec.selection_data:
-        held = read(spec.selection_data, ())[0]
-    length = spec.sequence_length
+        try:
+            held = read(spec.selection_data, ())[0]
+        except DataError as error:
+            _refuse(Refused("selection_data", str(error).removeprefix("data: ")))
+        if held.size < length:
+            reason = f"{held.size} tokens are too few for rows of {length}"
+            raise RefusedError(Refused("selection_data", reason))
     corpus, held_rows = windows(stream, length), windows(held, length)
     if not len(held_rows):
         corpus, held_rows = hold_out_windows(corpus)
         stream, held = corpus.ravel(), held_rows.ravel()
+    if not len(corpus) or not len(held_rows):
+        need = f"rows of {length}" if spec.selection_data else f"rows of {length} and a selection"
+        raise DataError(f"data: {tokens} tokens are too few for {need}")
+    # What is held out of the data belongs to it.
+    marks = (
+        {"data": _mark(stream), "selection_data": _mark(held)}
+        if spec.selection_data
+        else {"data": _mark(stream, held)}
+    )
+    if saved is not None:
+        saved.check_data(marks)
     _say(f"data: {stream.size / 1e6:.2f} M tokens to learn from, {held.size / 1e6:.2f} M held out")
     own = selection_own = np.empty((0, length), dtype=np.int32)
     if spec.on_policy_rows:
@@ -151,7 +198,15 @@ def _prepare(spec: TrainSpec, folder: Path, target: DenseTarget, generate: Gener
         selection_own = own_rows(
             spec, "selection_rows", held, spec.selection_rows, target, generate, _say
         )
-    return Data(corpus, held_rows, own, selection_own, length - spec.on_policy_tokens)
+    return Data(corpus, held_rows, own, selection_own, length - spec.on_policy_tokens, marks)
+
+
+def _mark(*streams: Tokens) -> str:
+    made = hashlib.sha256()
+    for stream in streams:
+        made.update(str(stream.size).encode())
+        made.update(stream.tobytes())
+    return made.hexdigest()
 
 
 def _mixture(spec: TrainSpec, data: Data, world: World, device: torch.device) -> Mixture:
@@ -165,10 +220,10 @@ def _mixture(spec: TrainSpec, data: Data, world: World, device: torch.device) ->
     return Mixture(sources)
 
 
-def _held(data: Data, device: torch.device) -> RowSource | None:
+def _held(data: Data, device: torch.device) -> RowSource:
     if len(data.selection_own):
         return RowSource(data.selection_own, data.own_from, 0, device)
-    return RowSource(data.selection_corpus, 0, 0, device) if len(data.selection_corpus) else None
+    return RowSource(data.selection_corpus, 0, 0, device)
 
 
 def _prompts(data: Data, count: int = 40) -> list[list[int]]:
@@ -176,6 +231,11 @@ def _prompts(data: Data, count: int = 40) -> list[list[int]]:
         return [row[: data.own_from].tolist() for row in data.selection_own[:count]]
     half = data.selection_corpus.shape[1] // 2
     return [row[:half].tolist() for row in data.selection_corpus[:count]]
+
+
+def _refuse(refused: Refused | None) -> None:
+    if refused is not None:
+        raise RefusedError(refused)
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,8 @@ import torch
 from ...engine_core.train_spec import TrainSpec
 from .accept_length import AgreementCounts, Projection
 from .batches import Batch, Mixture, RowSource
-from .checkpoint import Position, load_checkpoint, save_checkpoint
+from .checkpoint import Position, SavedRun, save_checkpoint
+from .interruption import Interruption
 from .optimizer import Optimizer, rate_factor
 from .progress import Progress
 from .recipe import Recipe
@@ -20,24 +21,31 @@ Clock = Callable[[], float]
 
 
 class Outcome(NamedTuple):
-    """How a command ended: whether the schedule's end was reached, and where it stands."""
+    """How a command ended: whether the schedule's end was reached, and where it stands.
+    ``interrupted``: by a signal; the selection was not looked at then.
+    """
 
     finished: bool
     position: Position
     tokens: int
     selection: Projection | None
+    interrupted: bool = False
 
 
 class Trainer:
-    """One run of one recipe; ``run`` may be called once."""
+    """One run of one recipe; ``run`` may be called once. ``saved``: where it goes on; ``marks``:
+    fingerprints of the data, kept with the state.
+    """
 
     def __init__(
         self,
         spec: TrainSpec,
         recipe: Recipe,
         data: Mixture,
-        selection: RowSource | None,
+        selection: RowSource,
         world: World,
+        saved: SavedRun | None = None,
+        marks: dict[str, str] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._spec = spec
@@ -55,33 +63,40 @@ class Trainer:
         self._average = (
             {name: leaf.detach().clone() for name, leaf in self._leaves.items()} if spec.ema else {}
         )
-        self._position = Position(0, 0.0)
+        self._saved = saved
+        self._marks = marks or {}
+        self._position = Position(0, 0.0) if saved is None else saved.position
 
     def run(self) -> Outcome:
-        """Train to the schedule's end or ``max_minutes``; the state is saved either way."""
+        """Train to the schedule's end, ``max_minutes`` or a signal; the state is saved whichever
+        it is.
+        """
         spec = self._spec
-        if spec.resume:
-            self._position = load_checkpoint(
-                self._folder, spec, self._leaves, self._average, self._optimizer
-            )
+        if self._saved is not None:
+            self._saved.restore(self._leaves, self._average, self._optimizer)
         total, unit = (spec.steps, "steps") if spec.steps else (spec.minutes or 0.0, "min")
         with Progress(
-            self._folder, spec.algorithm, float(total), self._amount(self._position), unit
+            self._folder,
+            spec.algorithm,
+            float(total),
+            self._position.amount(spec),
+            unit,
+            fresh=self._saved is None,
         ) as progress:
-            tokens = self._loop(progress)
+            with Interruption() as interruption:
+                tokens = self._loop(progress, interruption)
             self.use_average()
-            measured = self.measure()
+            finished = self._position.part(spec) >= 1.0
+            interrupted = interruption.asked and not finished
+            measured = None if interrupted else self.measure()
             if measured is not None:
                 progress.say(describe("selection", measured))
                 progress.log({"step": self._position.step, "selection": measured._asdict()})
-        finished = self._progress(self._position) >= 1.0
-        return Outcome(finished, self._position, tokens, measured)
+        return Outcome(finished, self._position, tokens, measured, interrupted)
 
-    def measure(self) -> Projection | None:
-        """Agreement on the selection; None without any."""
+    def measure(self) -> Projection:
+        """Agreement on the selection."""
         source = self._selection
-        if source is None:
-            return None
         counts: AgreementCounts | None = None
         rows = min(len(source), self._spec.selection_rows)
         size = min(rows, self._data.batch_rows)
@@ -91,7 +106,8 @@ class Trainer:
             if counts is None:
                 counts = AgreementCounts(found.agree.shape[-1])
             counts.add(found.agree, batch.own_from, found.origin)
-        return None if counts is None else counts.result()
+        assert counts is not None
+        return counts.result()
 
     def use_average(self) -> None:
         """Go on with the weights' moving average, if one is kept."""
@@ -99,7 +115,7 @@ class Trainer:
             for name, tensor in self._average.items():
                 self._leaves[name].copy_(tensor)
 
-    def _loop(self, progress: Progress) -> int:
+    def _loop(self, progress: Progress, interruption: Interruption) -> int:
         spec = self._spec
         # Compilation in the first step is no training time.
         begun = self._clock()
@@ -108,7 +124,7 @@ class Trainer:
         saved = begun
         tokens = 0
         window_tokens, window_begin = 0, begun
-        while self._progress(self._position) < 1.0:
+        while self._position.part(spec) < 1.0:
             batch = self._data.take(self._position.step, self._world.rank, self._world.size)
             loss, agree, origin = self._step(batch)
             step = self._position.step + 1
@@ -119,19 +135,21 @@ class Trainer:
             now = self._clock()
             start = now if start is None else start
             self._position = Position(step, before + now - start)
+            progress.move(self._position.amount(spec))
             if step % spec.log_every == 0:
                 rate = window_tokens / max(1e-9, self._clock() - window_begin)
                 window_tokens, window_begin = 0, self._clock()
                 self._report(progress, loss, agree, batch, origin, rate)
-            if step % spec.selection_every == 0 and self._selection is not None:
+            if step % spec.selection_every == 0:
                 measured = self.measure()
-                assert measured is not None
                 progress.say(describe(f"step {step}: selection", measured))
                 progress.log({"step": step, "selection": measured._asdict()})
             if now - saved > 60.0 * spec.checkpoint_minutes:
                 self._save()
                 saved = now
             if spec.max_minutes is not None and now - begun > 60.0 * spec.max_minutes:
+                break
+            if interruption.asked:
                 break
         self._save()
         return tokens
@@ -146,7 +164,7 @@ class Trainer:
         self._world.average(grads)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         torch._foreach_mul_(grads, (spec.grad_clip / (norm + 1e-6)).clamp(max=1.0))
-        progress = self._progress(self._position)
+        progress = self._position.part(spec)
         self._optimizer.step(rate_factor(progress, spec.warmup, spec.decay, spec.schedule))
         if self._average:
             with torch.no_grad():
@@ -156,13 +174,6 @@ class Trainer:
                     1.0 - spec.ema,
                 )
         return found.loss.detach(), found.agree, found.origin
-
-    def _amount(self, position: Position) -> float:
-        return position.step if self._spec.steps else position.seconds / 60.0
-
-    def _progress(self, position: Position) -> float:
-        """The part of the schedule that is done."""
-        return self._amount(position) / (self._spec.steps or self._spec.minutes or 1)
 
     def _report(
         self,
@@ -183,7 +194,7 @@ class Trainer:
             "length": f"{found.projected:.2f}",
             "tok/s": f"{rate:.3g}",
         }
-        progress.update(self._amount(self._position), shown)
+        progress.show(shown)
         record = {"step": self._position.step, "seconds": round(self._position.seconds, 2)}
         progress.log({**record, "loss": value, "tokens_per_s": rate, **found._asdict()})
 
@@ -192,6 +203,7 @@ class Trainer:
             save_checkpoint(
                 self._folder,
                 self._spec,
+                self._marks,
                 self._position,
                 self._leaves,
                 self._average,

@@ -13,7 +13,9 @@ from ..train_flags import FLAGS, GROUPS, Flag
 
 
 def main(args: list[str]) -> int:
-    """Train; status 1 if the engine refuses the draft that it is to measure."""
+    """Train; status 1 if the engine refuses the draft that it is to measure, 130 if a signal ended
+    the training.
+    """
     namespace = _parser().parse_args(args)
     spec = spec_from(namespace)
     refused = refuse_train(spec)
@@ -29,7 +31,9 @@ def main(args: list[str]) -> int:
 
     report = run_training(spec, generate)
     if not report.outcome.finished:
-        _say(f"stopped before the schedule's end; go on with --resume (in {spec.output})")
+        _say(f"stopped before the schedule's end; {spec.output} has its state: go on with --resume")
+    if report.outcome.interrupted:
+        return 130
     if namespace.measure and report.prompts:
         from ..train_engine import measure_draft
 

@@ -1,6 +1,10 @@
 """``outrider train``: its flags, and a whole run that asks the engine for the target's text."""
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from outrider.engine.training.interruption import Interruption
 from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.model_path import resolve_draft
 from outrider.engine_core.train_spec import TrainSpec
@@ -46,7 +51,7 @@ def test_a_run_by_the_engines_own_text(
     arguments = ["train", "--algorithm", "EAGLE3", "--model", str(target), "--data"]
     arguments += [str(tmp_path / "text.npy"), "--output", str(output), "--device", "cpu"]
     arguments += ["--sequence-length", "24", "--on-policy-rows", "8", "--on-policy-tokens", "10"]
-    arguments += ["--selection-rows", "4", "--batch-size", "4", "--steps", "3", "--no-measure"]
+    arguments += ["--selection-rows", "4", "--batch-size", "4", "--no-measure", "--steps", "3"]
     assert main(arguments) == 0, capfd.readouterr().err
     rows = np.load(output / "own_rows.npy")
     assert rows.shape == (8, 24)
@@ -54,8 +59,50 @@ def test_a_run_by_the_engines_own_text(
     assert config["outrider"] == {"steps": 5, "topk": 1, "num_draft_tokens": 6}
     assert "projected accept length" in capfd.readouterr().err
     monkeypatch.setattr(train_engine, "measure_draft", lambda *_: "no room for it")
-    assert main([*arguments[:-1], "--resume"]) == 1
+    assert main([*arguments[:-3], "--steps", "4", "--resume"]) == 1
     assert "not measured: no room for it" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_the_run(
+    number: signal.Signals, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target = write_target(tmp_path / "target")
+    np.save(tmp_path / "text.npy", np.random.default_rng(0).integers(1, 40, size=600))
+    output = tmp_path / "draft"
+    arguments = ["train", "--algorithm", "EAGLE3", "--model", str(target), "--data"]
+    arguments += [str(tmp_path / "text.npy"), "--output", str(output), "--device", "cpu"]
+    arguments += ["--sequence-length", "24", "--batch-size", "4", "--log-every", "2"]
+    log = output / "log.jsonl"
+
+    def interrupt() -> None:
+        while not (log.is_file() and log.stat().st_size):
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    before = signal.getsignal(number)
+    assert main([*arguments, "--steps", "1000000"]) == 130
+    thread.join()
+    assert signal.getsignal(number) is before
+    said = capfd.readouterr().err
+    assert "stopping after this step" in said
+    assert "go on with --resume" in said
+    assert "Traceback" not in said
+    steps = torch.load(output / "training.pt", weights_only=True)["step"]
+    assert steps >= 2
+    assert (output / "model.safetensors").is_file()
+    assert main([*arguments, "--steps", str(steps + 1), "--resume", "--no-measure"]) == 0
+    assert torch.load(output / "training.pt", weights_only=True)["step"] == steps + 1
+
+
+def test_a_second_signal_acts_at_once() -> None:
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.asked
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def write_target(folder: Path) -> Path:

@@ -1,0 +1,191 @@
+"""Commands of one run, one after the other: what is refused, what goes on, what is left alone."""
+
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from outrider.engine.training import run
+from outrider.engine.training.progress import Progress
+from outrider.engine.training.run import train_draft
+from outrider.engine_core.refusal import RefusedError
+from outrider.engine_core.train_spec import TrainSpec
+
+from ..tiny import write_checkpoint
+
+VOCAB, LENGTH = 64, 16
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("commands")
+    write_checkpoint(folder / "target", VOCAB)
+    for name, seed in (("text", 0), ("other", 1)):
+        ids = np.random.default_rng(seed).integers(1, VOCAB, size=60 * LENGTH)
+        np.save(folder / f"{name}.npy", ids)
+    return folder
+
+
+@pytest.fixture
+def spec(place: Path, tmp_path: Path) -> TrainSpec:
+    return TrainSpec(
+        algorithm="EAGLE3",
+        model=str(place / "target"),
+        data=(str(place / "text.npy"),),
+        output=str(tmp_path / "draft"),
+        device="cpu",
+        sequence_length=LENGTH,
+        selection_rows=4,
+        batch_size=4,
+        unroll=2,
+        steps=2,
+    )
+
+
+def refusal(spec: TrainSpec, **fields: object) -> str:
+    with pytest.raises(RefusedError) as refused:
+        train_draft(msgspec.structs.replace(spec, **fields))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("tokens", [0, 5, LENGTH, 2 * LENGTH - 1])
+def test_too_little_data_is_refused(tokens: int, spec: TrainSpec, tmp_path: Path) -> None:
+    np.save(tmp_path / "few.npy", np.ones(tokens, dtype=np.int32))
+    said = refusal(spec, data=(str(tmp_path / "few.npy"),))
+    assert said == f"data: {tokens} tokens are too few for rows of {LENGTH} and a selection"
+
+
+def test_too_small_a_selection_of_its_own_is_refused(spec: TrainSpec, tmp_path: Path) -> None:
+    np.save(tmp_path / "few.npy", np.ones(LENGTH - 1, dtype=np.int32))
+    said = refusal(spec, selection_data=(str(tmp_path / "few.npy"),))
+    assert said == f"selection_data: {LENGTH - 1} tokens are too few for rows of {LENGTH}"
+    assert refusal(spec, selection_data=("/nowhere",)).startswith("selection_data: '/nowhere'")
+
+
+def test_a_finished_run_has_nothing_left_to_do(
+    spec: TrainSpec, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train_draft(spec)
+    weights = Path(spec.output) / "model.safetensors"
+    written = weights.stat().st_mtime_ns
+    for steps in (2, 1):
+        capfd.readouterr()
+        report = train_draft(msgspec.structs.replace(spec, steps=steps, resume=True))
+        assert "already has 2 steps; nothing to do" in capfd.readouterr().err
+        assert report.outcome.finished
+        assert weights.stat().st_mtime_ns == written
+    # Another shape to serve with is something to do, and so is a draft that was never written.
+    train_draft(msgspec.structs.replace(spec, steps=1, resume=True, draft_steps=1))
+    assert '"steps": 1' in (weights.parent / "config.json").read_text()
+    weights.unlink()
+    train_draft(msgspec.structs.replace(spec, resume=True))
+    assert weights.is_file()
+
+
+@pytest.mark.parametrize("damage", ["junk", "empty", "truncated", "other", "shapes"])
+def test_a_damaged_state_is_named(damage: str, spec: TrainSpec) -> None:
+    train_draft(spec)
+    path = Path(spec.output) / "training.pt"
+    state = torch.load(path, weights_only=True)
+    if damage == "junk":
+        path.write_bytes(b"junk" * 100)
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "truncated":
+        path.write_bytes(path.read_bytes()[:3000])
+    elif damage == "other":
+        torch.save({"something": 1}, path)
+    else:
+        state["parameters"]["norm.weight"] = torch.ones(5)
+        torch.save(state, path)
+    said = refusal(spec, resume=True, steps=3)
+    assert said.startswith(f"resume: {str(path)!r} is damaged")
+    assert "\n" not in said
+
+
+def test_a_begun_folder_is_not_begun_again(spec: TrainSpec) -> None:
+    folder = Path(spec.output)
+    folder.mkdir()
+    (folder / "log.jsonl").write_text("of a run that never saved\n")
+    train_draft(spec)
+    assert "never saved" not in (folder / "log.jsonl").read_text()
+    said = refusal(spec)
+    assert said.startswith("output: ")
+    assert "--resume" in said
+    (folder / "training.pt").unlink()
+    assert "holds a model already" in refusal(spec)
+
+
+def test_a_run_goes_on_with_its_own_data_only(spec: TrainSpec, place: Path, tmp_path: Path) -> None:
+    other = (str(place / "other.npy"),)
+    moved = tmp_path / "moved.npy"
+    moved.write_bytes((place / "text.npy").read_bytes())
+    train_draft(spec)
+    further = msgspec.structs.replace(spec, resume=True, steps=3)
+    assert refusal(further, data=other).startswith("data: is not what the run in")
+    assert refusal(further, selection_data=other).startswith("selection_data: is not what")
+    report = train_draft(msgspec.structs.replace(further, data=(str(moved),)))
+    assert report.outcome.position.step == 3
+    apart = msgspec.structs.replace(
+        spec, output=str(tmp_path / "apart"), selection_data=(str(place / "text.npy"),)
+    )
+    train_draft(apart)
+    apart = msgspec.structs.replace(apart, resume=True, steps=3)
+    assert refusal(apart, selection_data=other).startswith("selection_data: is not what")
+    assert refusal(apart, selection_data=()).startswith("selection_data: is not what")
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("algorithm", {"algorithm": "DFLASH"}),
+        ("resume", {"resume": True}),
+        ("feature_layers", {"feature_layers": (99,)}),
+        ("draft_vocab_size", {"draft_vocab_size": 900}),
+        ("num_key_value_heads", {"num_attention_heads": 3, "num_key_value_heads": 2}),
+        ("num_key_value_heads", {"num_key_value_heads": 3}),
+        ("num_key_value_heads", {"algorithm": "STANDALONE", "num_key_value_heads": 3}),
+        ("own_head", {"algorithm": "STANDALONE", "own_head": True}),
+        ("sequence_length", {"sequence_length": 4096}),
+        ("output", {"output": __file__}),
+        ("output", {"output": f"{__file__}/below"}),
+        (
+            "on_policy_cache",
+            {"on_policy_rows": 4, "on_policy_tokens": 8, "on_policy_cache": __file__},
+        ),
+    ],
+)
+def test_refused_before_anything_is_loaded(
+    field: str, fields: dict[str, object], spec: TrainSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*_: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(run, "DenseTarget", loaded)
+    monkeypatch.setattr(run, "read_split", loaded)
+    assert refusal(spec, **fields).startswith(f"{field}: ")
+    assert not Path(spec.output).exists()
+
+
+@pytest.mark.parametrize("heads", [{"num_attention_heads": 3}, {"num_key_value_heads": 2}])
+def test_heads_of_its_own(heads: dict[str, int], spec: TrainSpec) -> None:
+    """Beside the target's 2 query heads and 1 KV head of size 8 in a hidden size of 16."""
+    assert train_draft(msgspec.structs.replace(spec, **heads)).outcome.finished
+
+
+def test_the_bar_moves_between_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with Progress(tmp_path, "toy", 40.0, 0.0, "steps", fresh=True) as progress:
+        progress.move(7.0)
+        time.sleep(0.7)
+        progress.move(50.0)
+    said = capsys.readouterr().err
+    assert "7/40 steps" in said
+    assert "40/40 steps" in said
+    assert not any(thread.name == "progress" for thread in threading.enumerate())
