@@ -76,6 +76,7 @@ def train_draft(
     device = _device(spec)
     compiled = device.type == "cuda" if spec.compile is None else spec.compile
     folder, target = load_target(spec, device, compiled)
+    registry.check(spec, target.config)
     try:
         data = _prepare(spec, folder, target, generate)
     except DataError as error:
