@@ -13,11 +13,12 @@ class Interruption:
     """While entered, the first SIGINT or SIGTERM sets ``asked``; a second one acts as before.
 
     Signals reach the main thread only: in another one nothing is watched. A signal that was
-    ignored, as by nohup, stays so.
+    ignored, as by nohup, stays so. Of several processes rank 0 decides, and alone ``tells`` it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tells: bool = True) -> None:
         self.asked = False
+        self._tells = tells
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -39,7 +40,8 @@ class Interruption:
         self.asked = True
         self._restore()
         # Not by sys.stderr, in the middle of whose writing this may be.
-        os.write(2, _NOTE)
+        if self._tells:
+            os.write(2, _NOTE)
 
     def _restore(self) -> None:
         while self._before:

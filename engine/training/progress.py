@@ -13,15 +13,23 @@ class Progress:
     """A bar on standard error (lines where tqdm is missing) and ``log.jsonl`` in the output.
 
     ``fresh``: the log begins anew. The bar is drawn by a thread of its own, so that its clock goes
-    on through a step of minutes, every half second on a terminal.
+    on through a step of minutes, every half second on a terminal. Without a ``folder`` all of it
+    is silent.
     """
 
     def __init__(
-        self, folder: Path, title: str, total: float, done: float, unit: str, fresh: bool
+        self,
+        folder: Path | None,
+        title: str,
+        total: float,
+        done: float,
+        unit: str,
+        fresh: bool,
     ) -> None:
-        self._log = (folder / "log.jsonl").open("wb" if fresh else "ab")
+        how = "wb" if fresh else "ab"
+        self._log = None if folder is None else (folder / "log.jsonl").open(how)
         self._title = title
-        self._bar = _bar(title, total, min(done, total), unit)
+        self._bar = None if folder is None else _bar(title, total, min(done, total), unit)
         self._figures = ""
         self._done = done
         self._total = total
@@ -29,7 +37,8 @@ class Progress:
         # A log file is not filled with bars.
         self._every = 0.5 if self._bar is not None and sys.stderr.isatty() else 15.0
         self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
-        self._thread.start()
+        if folder is not None:
+            self._thread.start()
 
     def move(self, done: float) -> None:
         """So much is done, in the unit of ``total``."""
@@ -45,14 +54,15 @@ class Progress:
 
     def log(self, record: dict[str, object]) -> None:
         """One line of log.jsonl."""
-        self._log.write(msgspec.json.encode(record) + b"\n")
-        self._log.flush()
+        if self._log is not None:
+            self._log.write(msgspec.json.encode(record) + b"\n")
+            self._log.flush()
 
     def say(self, text: str) -> None:
         """A line on standard error, above the bar."""
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
-        else:
+        elif self._log is not None:
             print(text, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
@@ -65,10 +75,12 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
         if self._bar is not None:
             self._bar.close()
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
 
     def _draw(self) -> None:
         while not self._ended.wait(self._every):

@@ -21,7 +21,7 @@ from .card import model_card
 from .checkpoint import FILE, SavedRun
 from .dense import DenseTarget
 from .export import tensor_bytes, write_draft
-from .on_policy import Generate, own_rows
+from .on_policy import Generate, Say, own_rows
 from .recipe import RecipeRegistry, Setting
 from .registry import default_recipes
 from .run_folder import is_exported, make_folder, refuse_folders
@@ -67,9 +67,14 @@ def train_draft(
 ) -> TrainReport:
     """Train, export, and say what came out. Raises RefusedError for what cannot be trained.
 
-    ``generate``: the engine's own text, for ``on_policy_source`` "engine".
+    ``generate``: the engine's own text, for ``on_policy_source`` "engine". In a process group of
+    torch.distributed all its processes train one draft, each on ``batch_size`` rows a step, and
+    come back once rank 0 has written it; ``output`` and ``on_policy_cache`` are folders that all
+    see. Where rank 0 raises, the others raise RuntimeError.
     """
     begun = time.monotonic()
+    world = this_world()
+    say = _say if world.leads else _silent
     registry = recipes or default_recipes()
     _refuse(refuse_train(spec) or registry.refuse(spec.algorithm) or refuse_folders(spec))
     torch.manual_seed(spec.seed)
@@ -83,15 +88,22 @@ def train_draft(
         saved.check_spec(spec)
         if saved.position.part(spec) >= 1.0:
             steps = f"{output}: already has {saved.position.step} steps"
-            if is_exported(output) and serving_shape(saved.spec) == serving_shape(spec):
-                _say(f"{steps}; nothing to do")
+            same = is_exported(output) and serving_shape(saved.spec) == serving_shape(spec)
+            # Looked at later, the others would see what rank 0 has written since.
+            if world.lead([float(same)])[0]:
+                say(f"{steps}; nothing to do")
                 done = Outcome(True, saved.position, 0, None)
                 return TrainReport(output, done, 0, time.monotonic() - begun, [])
-            _say(f"{steps}; the draft is written again")
+            say(f"{steps}; the draft is written again")
     _refuse(make_folder(spec))
+    target = load_target(folder, config, device, compiled)
+
+    def prepare() -> Data:
+        return _prepare(spec, folder, target, generate, say, saved)
+
     try:
-        target = load_target(folder, config, device, compiled)
-        data = _prepare(spec, folder, target, generate, saved)
+        # The others find rank 0's rows.
+        data = world.lead_first(prepare, prepare)
     except DataError as error:
         raise RefusedError(Refused("data", str(error).removeprefix("data: "))) from None
     counts = data.counts(target.config.vocab_size)
@@ -100,17 +112,20 @@ def train_draft(
     sample = torch.from_numpy(rows[: spec.batch_size]).long().to(device)
     setting = Setting(spec, target, counts, sample, compiled)
     recipe = registry.make(setting)
-    world = this_world()
     parameters = sum(leaf.numel() for leaf in recipe.parameters.values())
-    _say(f"{spec.algorithm}: {parameters / 1e6:.2f} M parameters to train on {device}")
+    say(f"{spec.algorithm}: {parameters / 1e6:.2f} M parameters to train on {device}")
     mixture, held = _mixture(spec, data, world, device), _held(data, device)
     trainer = Trainer(spec, recipe, mixture, held, world, saved, data.marks)
     outcome = trainer.run()
     exported = recipe.export(torch.bfloat16)
     size = tensor_bytes(exported.tensors)
-    card = model_card(spec, exported, outcome, data.own.size, data.corpus.size)
-    write_draft(output, exported, card, folder if spec.algorithm == "STANDALONE" else None)
-    _say(f"{output}: {size / 1e6:.2f} MB, {outcome.position.step} steps")
+
+    def write() -> None:
+        card = model_card(spec, exported, outcome, data.own.size, data.corpus.size)
+        write_draft(output, exported, card, folder if spec.algorithm == "STANDALONE" else None)
+
+    world.lead_first(write, lambda: None)
+    say(f"{output}: {size / 1e6:.2f} MB, {outcome.position.step} steps")
     return TrainReport(output, outcome, parameters, time.monotonic() - begun, _prompts(data))
 
 
@@ -153,6 +168,7 @@ def _prepare(
     folder: Path,
     target: DenseTarget,
     generate: Generate | None,
+    say: Say,
     saved: SavedRun | None,
 ) -> Data:
     config = target.config
@@ -191,12 +207,12 @@ def _prepare(
     )
     if saved is not None:
         saved.check_data(marks)
-    _say(f"data: {stream.size / 1e6:.2f} M tokens to learn from, {held.size / 1e6:.2f} M held out")
+    say(f"data: {stream.size / 1e6:.2f} M tokens to learn from, {held.size / 1e6:.2f} M held out")
     own = selection_own = np.empty((0, length), dtype=np.int32)
     if spec.on_policy_rows:
-        own = own_rows(spec, "own_rows", stream, spec.on_policy_rows, target, generate, _say)
+        own = own_rows(spec, "own_rows", stream, spec.on_policy_rows, target, generate, say)
         selection_own = own_rows(
-            spec, "selection_rows", held, spec.selection_rows, target, generate, _say
+            spec, "selection_rows", held, spec.selection_rows, target, generate, say
         )
     return Data(corpus, held_rows, own, selection_own, length - spec.on_policy_tokens, marks)
 
@@ -240,3 +256,7 @@ def _refuse(refused: Refused | None) -> None:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _silent(text: str) -> None:
+    del text

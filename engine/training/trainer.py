@@ -65,6 +65,7 @@ class Trainer:
         )
         self._saved = saved
         self._marks = marks or {}
+        self._interrupted = False
         self._position = Position(0, 0.0) if saved is None else saved.position
 
     def run(self) -> Outcome:
@@ -76,23 +77,22 @@ class Trainer:
             self._saved.restore(self._leaves, self._average, self._optimizer)
         total, unit = (spec.steps, "steps") if spec.steps else (spec.minutes or 0.0, "min")
         with Progress(
-            self._folder,
+            self._folder if self._world.leads else None,
             spec.algorithm,
             float(total),
             self._position.amount(spec),
             unit,
             fresh=self._saved is None,
         ) as progress:
-            with Interruption() as interruption:
+            with Interruption(self._world.leads) as interruption:
                 tokens = self._loop(progress, interruption)
             self.use_average()
             finished = self._position.part(spec) >= 1.0
-            interrupted = interruption.asked and not finished
-            measured = None if interrupted else self.measure()
+            measured = None if self._interrupted else self.measure()
             if measured is not None:
                 progress.say(describe("selection", measured))
                 progress.log({"step": self._position.step, "selection": measured._asdict()})
-        return Outcome(finished, self._position, tokens, measured, interrupted)
+        return Outcome(finished, self._position, tokens, measured, self._interrupted)
 
     def measure(self) -> Projection:
         """Agreement on the selection."""
@@ -134,7 +134,11 @@ class Trainer:
                 _wait_for(loss)
             now = self._clock()
             start = now if start is None else start
-            self._position = Position(step, before + now - start)
+            # The schedule and the end are by one clock, else parameters and steps would differ.
+            seconds, spent, asked = self._world.lead(
+                (before + now - start, now - begun, float(interruption.asked))
+            )
+            self._position = Position(step, seconds)
             progress.move(self._position.amount(spec))
             if step % spec.log_every == 0:
                 rate = window_tokens / max(1e-9, self._clock() - window_begin)
@@ -147,9 +151,10 @@ class Trainer:
             if now - saved > 60.0 * spec.checkpoint_minutes:
                 self._save()
                 saved = now
-            if spec.max_minutes is not None and now - begun > 60.0 * spec.max_minutes:
+            if spec.max_minutes is not None and spent > 60.0 * spec.max_minutes:
                 break
-            if interruption.asked:
+            if asked and self._position.part(spec) < 1.0:
+                self._interrupted = True
                 break
         self._save()
         return tokens
@@ -199,7 +204,7 @@ class Trainer:
         progress.log({**record, "loss": value, "tokens_per_s": rate, **found._asdict()})
 
     def _save(self) -> None:
-        if self._world.rank == 0:
+        if self._world.leads:
             save_checkpoint(
                 self._folder,
                 self._spec,
