@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +34,8 @@ class Progress:
         self._figures = ""
         self._done = done
         self._total = total
+        self._by_clock = unit == "min"
+        self._moved: float | None = None
         self._ended = threading.Event()
         # A log file is not filled with bars.
         self._every = 0.5 if self._bar is not None and sys.stderr.isatty() else 15.0
@@ -42,7 +45,7 @@ class Progress:
 
     def move(self, done: float) -> None:
         """So much is done, in the unit of ``total``."""
-        self._done = done
+        self._done, self._moved = done, time.monotonic()
         if self._bar is not None:
             self._bar.n = min(done, self._total)
 
@@ -78,6 +81,7 @@ class Progress:
         if self._thread.is_alive():
             self._thread.join()
         if self._bar is not None:
+            self._bar.n = min(self._done, self._total)
             self._bar.close()
         if self._log is not None:
             self._log.close()
@@ -85,6 +89,10 @@ class Progress:
     def _draw(self) -> None:
         while not self._ended.wait(self._every):
             if self._bar is not None:
+                # Training time goes on within a step, from the end of the first one.
+                if self._by_clock and self._moved is not None:
+                    since = (time.monotonic() - self._moved) / 60.0
+                    self._bar.n = min(self._done + since, self._total)
                 self._bar.refresh()
             else:
                 self.say(f"{self._title}: {self._done:.4g}/{self._total:.4g} {self._figures}")

@@ -1,5 +1,6 @@
 """Commands of one run, one after the other: what is refused, what goes on, what is left alone."""
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -185,7 +186,11 @@ def test_the_bar_moves_between_figures(
         progress.move(7.0)
         time.sleep(0.7)
         progress.move(50.0)
+    with Progress(tmp_path, "toy", 1.0, 0.0, "min", fresh=False) as progress:
+        progress.move(0.5)
+        time.sleep(0.7)
     said = capsys.readouterr().err
+    assert re.search(r"0\.5[01]\d+/1 min", said)  # half a second later, within the same step
     assert "7/40 steps" in said
     assert "40/40 steps" in said
     assert not any(thread.name == "progress" for thread in threading.enumerate())
