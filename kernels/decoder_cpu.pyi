@@ -3,11 +3,11 @@
 Weights are float32, or bfloat16 given as the uint16 bit patterns and widened exactly in
 registers: the mathematics is float32 throughout. All arrays are C-contiguous. A token's results
 are bit-identical in every batch (docs/decisions/0003-cpu-kernels.md). Calls release the GIL.
-``portable`` takes the code for the base instruction set where AVX2 would run; the two may differ
-in the last bits, since only one fuses multiply and add.
+``isa`` None takes the best of ``instruction_sets()``. AVX2 and AVX-512 give the same bits; the base
+instruction set may differ from them in the last ones, since it does not fuse multiply and add.
 """
 
-from typing import TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ from typing_extensions import disjoint_base
 
 _Weights: TypeAlias = NDArray[np.uint16] | NDArray[np.float32]
 
-def has_avx2() -> bool:
-    """Whether the AVX2 code can run here."""
+InstructionSet: TypeAlias = Literal["avx512", "avx2", "base"]
+
+def instruction_sets() -> tuple[InstructionSet, ...]:
+    """The instruction sets whose code can run here, the best first."""
 
 def measure_multiply_add_rate() -> float:
     """Operations per second of this core, measured now (two for each lane of a multiply-add)."""
@@ -58,7 +60,7 @@ def linear(
     matrix: PackedMatrix,
     out: NDArray[np.float32],
     *,
-    portable: bool = False,
+    isa: InstructionSet | None = None,
 ) -> None:
     """Write out [M, outputs] = x [M, inputs] W^T + bias."""
 
@@ -68,7 +70,7 @@ def rms_norm(
     eps: float,
     out: NDArray[np.float32],
     *,
-    portable: bool = False,
+    isa: InstructionSet | None = None,
 ) -> None:
     """Write out [M, size] = x / sqrt(mean(x^2) + eps) * weight, row by row."""
 
@@ -87,7 +89,7 @@ def paged_attention(
     window: int,
     out: NDArray[np.float32],
     *,
-    portable: bool = False,
+    isa: InstructionSet | None = None,
 ) -> None:
     """Write what kernels.paged_attention returns for the same arguments into ``out``.
 
@@ -109,7 +111,7 @@ class _Layers:
         num_layers: int,
         eps: float,
         *,
-        portable: bool = False,
+        isa: InstructionSet | None = None,
     ) -> None: ...
     def set_layer(
         self,

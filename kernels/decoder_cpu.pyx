@@ -78,7 +78,7 @@ cdef extern from "cpu_kernels.h" nogil:
     int64_t cpu_source_row(int64_t, int, int64_t, int64_t)
     void cpu_pack_bf16(const uint16_t *, int64_t, int64_t, int64_t, int, uint16_t *)
     void cpu_pack_f32(const float *, int64_t, int64_t, int64_t, int, float *)
-    int cpu_has_avx2()
+    int cpu_best_isa()
     void cpu_matmul(int, const packed_matrix *, const float *, int64_t, int64_t, float *, int64_t,
                     int)
     void cpu_rms_norm(int, const float *, const float *, int64_t, int64_t, float, float *)
@@ -97,16 +97,28 @@ cdef enum:
 cdef int64_t MAX_TREE = 64
 
 
-def has_avx2():
-    """Whether the AVX2 code can run here."""
-    return bool(cpu_has_avx2())
+cdef tuple ISA_NAMES = ("base", "avx2", "avx512")
+
+
+def instruction_sets():
+    """The instruction sets whose code can run here, the best first."""
+    return ISA_NAMES[cpu_best_isa()::-1]
+
+
+cdef int isa_of(name) except -1:
+    """The number of an instruction set, None being the best."""
+    if name is None:
+        return cpu_best_isa()
+    if name not in ISA_NAMES[:cpu_best_isa() + 1]:
+        raise ValueError(f"isa: {name!r} is not one of {instruction_sets()}")
+    return ISA_NAMES.index(name)
 
 
 def measure_multiply_add_rate():
     """Operations per second, two for each lane of a multiply-add."""
     cdef int64_t repeats = 20000
     cdef double begin = perf_counter()
-    cpu_multiply_adds(cpu_has_avx2(), repeats)
+    cpu_multiply_adds(cpu_best_isa(), repeats)
     return repeats * 12 * 16 / (perf_counter() - begin)
 
 
@@ -117,9 +129,9 @@ def measure_stream_bandwidth(int64_t num_bytes):
     cdef double begin
     if data == NULL:
         raise MemoryError(f"no memory for {num_bytes} bytes")
-    cpu_read(cpu_has_avx2(), data, size)
+    cpu_read(cpu_best_isa(), data, size)
     begin = perf_counter()
-    cpu_read(cpu_has_avx2(), data, size)
+    cpu_read(cpu_best_isa(), data, size)
     begin = perf_counter() - begin
     free(data)
     return size * sizeof(float) / begin
@@ -258,8 +270,9 @@ cdef const float *optional_norm(array, str name, int64_t size) except? NULL:
     return &weights[0]
 
 
-def linear(const float[:, ::1] x, PackedMatrix matrix, float[:, ::1] out, *, bint portable=False):
+def linear(const float[:, ::1] x, PackedMatrix matrix, float[:, ::1] out, *, isa=None):
     """out = x W^T + bias."""
+    cdef int level = isa_of(isa)
     if matrix.is_pairs or x.shape[1] != matrix.c.k or out.shape[1] != matrix.c.n:
         raise ValueError(f"x, out: widths {x.shape[1]}, {out.shape[1]} for {matrix.shape}")
     if out.shape[0] != x.shape[0]:
@@ -267,19 +280,20 @@ def linear(const float[:, ::1] x, PackedMatrix matrix, float[:, ::1] out, *, bin
     if x.shape[0] == 0:
         return
     with nogil:
-        cpu_matmul(cpu_has_avx2() and not portable, &matrix.c, &x[0, 0], x.shape[1], x.shape[0],
+        cpu_matmul(level, &matrix.c, &x[0, 0], x.shape[1], x.shape[0],
                    &out[0, 0], out.shape[1], EPILOGUE_STORE)
 
 
 def rms_norm(const float[:, ::1] x, const float[::1] weight, float eps, float[:, ::1] out, *,
-             bint portable=False):
+             isa=None):
     """out = x / sqrt(mean(x^2) + eps) * weight."""
+    cdef int level = isa_of(isa)
     check_size(weight, "weight", x.shape[1])
     if out.shape[0] != x.shape[0] or out.shape[1] != x.shape[1]:
         raise ValueError("out: must have the shape of x")
     if x.shape[0]:
         with nogil:
-            cpu_rms_norm(cpu_has_avx2() and not portable, &x[0, 0], &weight[0], x.shape[0],
+            cpu_rms_norm(level, &x[0, 0], &weight[0], x.shape[0],
                          x.shape[1], eps, &out[0, 0])
 
 
@@ -375,13 +389,14 @@ def paged_attention(
     const float[:, :, ::1] value_cache, const int64_t[::1] positions, const int32_t[::1] cu_q,
     const int32_t[::1] kv_lens, const int32_t[:, ::1] page_table, const int64_t[::1] tree_bits,
     const uint8_t[::1] is_tree, int64_t page_size, float scale, int64_t window,
-    float[:, :, ::1] out, *, bint portable=False,
+    float[:, :, ::1] out, *, isa=None,
 ):
     """The native twin of kernels.paged_attention."""
     cdef _RaggedBatch batch = _RaggedBatch.make(
         positions, cu_q, kv_lens, page_table, tree_bits, is_tree, page_size, key_cache.shape[0]
     )
     cdef attention_args args
+    cdef int level = isa_of(isa)
     cdef int32_t gathered[DEF_GATHERED]
     cdef int64_t heads = query.shape[1], kv_heads = key_cache.shape[1], dim = query.shape[2]
     if query.shape[0] != batch.c.num_tokens or dim % 8 or dim != key_cache.shape[2]:
@@ -405,7 +420,7 @@ def paged_attention(
         free(args.visible)
         raise MemoryError("no memory for the softmax states")
     with nogil:
-        cpu_attention(cpu_has_avx2() and not portable, &args, &batch.c, batch.slots)
+        cpu_attention(level, &args, &batch.c, batch.slots)
     free(args.states)
     free(args.visible)
 
@@ -417,14 +432,15 @@ cdef class _Layers:
     cdef decoder_scratch scratch
     cdef int32_t gathered[DEF_GATHERED]
     cdef int64_t capacity
-    cdef bint avx2, busy
+    cdef int isa
+    cdef bint busy
     cdef list layer_arrays
     cdef object embed_array
     cdef int64_t vocabulary
 
     def __init__(self, int64_t hidden_size, int64_t intermediate_size, int64_t num_heads,
                  int64_t num_kv_heads, int64_t head_dim, int64_t num_layers, float eps, *,
-                 bint portable=False):
+                 isa=None):
         if min(hidden_size, intermediate_size, num_heads, num_kv_heads, num_layers) < 1:
             raise ValueError("hidden_size, ..., num_layers: must be at least 1")
         if head_dim < 8 or head_dim % 8 or num_heads % num_kv_heads:
@@ -440,7 +456,7 @@ cdef class _Layers:
             raise MemoryError("no memory for the layers")
         self.layer_arrays = [None] * num_layers
         self.scratch.gathered = self.gathered
-        self.avx2 = cpu_has_avx2() and not portable
+        self.isa = isa_of(isa)
 
     def __dealloc__(self):
         self.release()
@@ -621,7 +637,7 @@ cdef class CpuDecoder(_Layers):
                              is_tree, kv, page_size, cos, sin, &cache)
         self.busy = True
         with nogil:
-            cpu_decoder_forward(self.avx2, &self.c, &batch.c, &cache, &self.scratch,
+            cpu_decoder_forward(self.isa, &self.c, &batch.c, &cache, &self.scratch,
                                 capture_data, num_capture, captured_data, &hidden[0, 0])
         self.busy = False
 
@@ -635,7 +651,7 @@ cdef class CpuDecoder(_Layers):
             raise ValueError(f"out: has {out.shape[0]} rows for {hidden.shape[0]}")
         if hidden.shape[0]:
             with nogil:
-                cpu_matmul(self.avx2, &self.c.lm_head, &hidden[0, 0], hidden.shape[1],
+                cpu_matmul(self.isa, &self.c.lm_head, &hidden[0, 0], hidden.shape[1],
                            hidden.shape[0], &out[0, 0], out.shape[1], EPILOGUE_STORE)
 
 
@@ -687,6 +703,6 @@ cdef class CpuDraft(_Layers):
             raise RuntimeError("set_ends needs a fuse where no layer has an embed_norm")
         self.busy = True
         with nogil:
-            cpu_draft_forward(self.avx2, &self.c, &batch.c, &cache, &self.scratch, &hidden[0, 0],
+            cpu_draft_forward(self.isa, &self.c, &batch.c, &cache, &self.scratch, &hidden[0, 0],
                               stream_out, normed_out)
         self.busy = False

@@ -6,11 +6,13 @@ from numpy.typing import NDArray
 
 from ...engine_core.model_config import ModelConfig
 from ...kernels.decoder_cpu import Arena, CpuDecoder
+
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from ..weights import TensorSource
 from .cpu_arrays import (
+    InstructionSet,
     Rows,
     array_of,
     bits,
@@ -40,7 +42,7 @@ class NativeDecoder:
     until the next call of the same method.
     """
 
-    def __init__(self, source: TensorSource, config: ModelConfig, portable: bool = False) -> None:
+    def __init__(self, source: TensorSource, config: ModelConfig, isa: InstructionSet | None = None) -> None:
         self._config = config
         self._rotary = RotaryTable(
             config.rope, config.head_dim, config.context_length, torch.device("cpu")
@@ -53,7 +55,7 @@ class NativeDecoder:
             head_dim=config.head_dim,
             num_layers=config.num_hidden_layers,
             eps=config.rms_norm_eps,
-            portable=portable,
+            isa=isa,
         )
         self._hidden = Rows(config.hidden_size)
         self._logits = Rows(config.vocab_size)

@@ -10,6 +10,7 @@ from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from .cpu_arrays import (
+    InstructionSet,
     Rows,
     array_of,
     bits,
@@ -38,12 +39,12 @@ class NativeDraft:
         weights: DraftWeights,
         config: DraftConfig,
         target: TargetModel,
-        portable: bool = False,
+        isa: InstructionSet | None = None,
     ) -> None:
         model = config.model
         self._config = config
         self._target = target
-        self._portable = portable
+        self._isa: InstructionSet | None = isa
         self._token_ids = weights.token_ids
         if config.hot_tokens and weights.token_ids is not None:
             weights.head = target.output_head[weights.token_ids]
@@ -58,7 +59,7 @@ class NativeDraft:
             head_dim=model.head_dim,
             num_layers=model.num_hidden_layers,
             eps=model.rms_norm_eps,
-            portable=portable,
+            isa=isa,
         )
         self._arena = Arena(_arena_bytes(weights, config))
         self._weight_bytes = 0
@@ -105,7 +106,7 @@ class NativeDraft:
             return features
         x = self._normed_features(features.contiguous().numpy())
         out = self._fused.take(len(x))
-        linear(x, self._fc, out.numpy(), portable=self._portable)
+        linear(x, self._fc, out.numpy(), isa=self._isa)
         return out
 
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None, kv: KVPool) -> DraftHidden:
@@ -145,19 +146,19 @@ class NativeDraft:
         if self._head is None:
             return self._target.logits(head_input)
         out = self._logits.take(head_input.shape[0])
-        linear(head_input.numpy(), self._head, out.numpy(), portable=self._portable)
+        linear(head_input.numpy(), self._head, out.numpy(), isa=self._isa)
         return out
 
     def _normed_features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         eps = self._config.model.rms_norm_eps
         if self._fc_input_norm is not None:
             source, x = x, np.empty_like(x)
-            rms_norm(source, self._fc_input_norm, eps, x, portable=self._portable)
+            rms_norm(source, self._fc_input_norm, eps, x, isa=self._isa)
         if not self._chunk_norms:
             return x
         parts = [part.copy() for part in np.split(x, len(self._chunk_norms), axis=1)]
         for part, norm in zip(parts, self._chunk_norms, strict=True):
-            rms_norm(part, norm, eps, part, portable=self._portable)
+            rms_norm(part, norm, eps, part, isa=self._isa)
         return np.concatenate(parts, axis=1)
 
     def _install(self, index: int, layer: DraftLayer) -> None:

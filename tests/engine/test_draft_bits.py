@@ -13,6 +13,7 @@ from outrider.engine.models.draft_loader import load_draft, read_weights
 from outrider.engine.models.loader import load_model
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
+from outrider.kernels.decoder_cpu import instruction_sets
 
 from .draft_checkpoints import DRAFTS
 from .steps import Pages, Query, Sequence, make_batch
@@ -94,7 +95,7 @@ def test_bits_do_not_depend_on_the_pieces(net: NativeDraft) -> None:
         assert torch.equal(answers(net, [pieces, alone[:30]])[0], wanted)
 
 
-def test_the_portable_code_agrees(tmp_path: Path) -> None:
+def test_all_instruction_sets_agree(tmp_path: Path) -> None:
     kind = DRAFTS["eagle3.1"]
     folder = write_checkpoint(tmp_path / "target", VOCAB, layers=3)
     target_config = load_model_config(folder)
@@ -103,8 +104,9 @@ def test_the_portable_code_agrees(tmp_path: Path) -> None:
     config = load_draft_config(draft, target_config, kind.algorithm)
     whole = [[(LENGTH, False)]]
     nets = [
-        NativeDraft(read_weights(draft, config), config, target, portable)
-        for portable in (False, True)
+        NativeDraft(read_weights(draft, config), config, target, isa)
+        for isa in instruction_sets()
     ]
-    ours, theirs = (answers(net, whole)[0] for net in nets)
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    ours, *others = (answers(net, whole)[0] for net in nets)
+    for theirs in others:
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
