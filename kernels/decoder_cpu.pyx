@@ -92,6 +92,32 @@ cdef extern from "cpu_kernels.h" nogil:
                            const decoder_cache *, const decoder_scratch *, const float *, float *,
                            float *)
 
+cdef extern from "cpu_draft_chain.h" nogil:
+    ctypedef struct draft_chain:
+        int64_t rows, passes, slots, pages, table_width, page_size
+        const int32_t *slot_of
+        const int32_t *caps
+        const int32_t *seq_lens
+        const int32_t *page_table
+        const packed_matrix *head
+        const int64_t *token_ids
+        int norm_output
+        const float *hidden
+        float *recurrent
+        float *normed
+        float *logits
+        int64_t *drafts
+        int64_t *ids
+        int64_t *positions
+        int64_t *kv_slots
+        int64_t *tree_bits
+        int32_t *cu_q
+        int32_t *kv_lens
+        int32_t *slot_list
+        uint8_t *is_tree
+    int cpu_draft_chain(int, const decoder_model *, const draft_chain *, const decoder_cache *,
+                        decoder_scratch *)
+
 cdef enum:
     DEF_GATHERED = 128
 cdef int64_t MAX_TREE = 64
@@ -295,6 +321,22 @@ def rms_norm(const float[:, ::1] x, const float[::1] weight, float eps, float[:,
         with nogil:
             cpu_rms_norm(level, &x[0, 0], &weight[0], x.shape[0],
                          x.shape[1], eps, &out[0, 0])
+
+
+def rms_norm_chunks(const float[:, ::1] x, const float[:, ::1] weights, float eps,
+                    float[:, ::1] out, *, isa=None):
+    """rms_norm of every chunk of x's columns with a row of ``weights``."""
+    cdef int level = isa_of(isa)
+    cdef int64_t row, chunk, size = weights.shape[1]
+    if weights.shape[0] * size != x.shape[1]:
+        raise ValueError(f"weights: {weights.shape[0]} of {size} elements for {x.shape[1]} columns")
+    if out.shape[0] != x.shape[0] or out.shape[1] != x.shape[1]:
+        raise ValueError("out: must have the shape of x")
+    with nogil:
+        for row in range(x.shape[0]):
+            for chunk in range(weights.shape[0]):
+                cpu_rms_norm(level, &x[row, chunk * size], &weights[chunk, 0], 1, size, eps,
+                             &out[row, chunk * size])
 
 
 @cython.final
@@ -559,21 +601,26 @@ cdef class _Layers:
             raise RuntimeError("the layers run one pass at a time")
         if None in self.layer_arrays:
             raise RuntimeError("set_layer comes first")
-        if (kv.shape[0] != self.c.num_layers or kv.shape[1] != 2
-                or kv.shape[3] != self.c.kv_heads or kv.shape[4] != self.c.head_dim):
-            raise ValueError("kv: must be [layers, 2, slots, kv heads, head_dim]")
-        if cos.shape[1] * 2 != self.c.head_dim or sin.shape[1] * 2 != self.c.head_dim:
-            raise ValueError("cos, sin: must be [positions, head_dim / 2]")
+        self.check_cache(kv, cos, sin, cache)
         batch = _RaggedBatch.make(positions, cu_q, kv_lens, page_table, tree_bits, is_tree,
                                   page_size, kv.shape[2])
         self.check_tokens(input_ids, positions, kv_slots, kv.shape[2],
                           min(cos.shape[0], sin.shape[0]))
         batch.c.input_ids, batch.c.kv_slots = &input_ids[0], &kv_slots[0]
-        cache.data, cache.num_slots = &kv[0, 0, 0, 0, 0], kv.shape[2]
-        cache.cos, cache.sin = &cos[0, 0], &sin[0, 0]
         self.reserve(positions.shape[0])
         self.scratch.slots = batch.slots
         return batch
+
+    cdef int check_cache(self, float[:, :, :, :, ::1] kv, const float[:, ::1] cos,
+                         const float[:, ::1] sin, decoder_cache *cache) except -1:
+        if (kv.shape[0] != self.c.num_layers or kv.shape[1] != 2
+                or kv.shape[3] != self.c.kv_heads or kv.shape[4] != self.c.head_dim):
+            raise ValueError("kv: must be [layers, 2, slots, kv heads, head_dim]")
+        if cos.shape[1] * 2 != self.c.head_dim or sin.shape[1] * 2 != self.c.head_dim:
+            raise ValueError("cos, sin: must be [positions, head_dim / 2]")
+        cache.data, cache.num_slots = &kv[0, 0, 0, 0, 0], kv.shape[2]
+        cache.cos, cache.sin = &cos[0, 0], &sin[0, 0]
+        return 0
 
     cdef int check_tokens(self, const int64_t[::1] ids, const int64_t[::1] positions,
                           const int64_t[::1] slots, int64_t num_slots,
@@ -660,10 +707,106 @@ cdef class CpuDraft(_Layers):
     """The layers of a draft; see decoder_cpu.pyi."""
 
     cdef tuple arrays
+    cdef PackedMatrix head
+    cdef const int64_t[::1] token_ids
+    cdef bint norm_output
+
+    def set_head(self, PackedMatrix head, const int64_t[::1] token_ids, bint norm_output):
+        """Install what a chain needs behind the layers."""
+        cdef int64_t i
+        if self.arrays is None:
+            raise RuntimeError("set_ends comes first")
+        check_matrix(head, "head", head.c.n, self.c.hidden, False)
+        if norm_output and self.c.final_norm == NULL:
+            raise ValueError("norm_output: this draft has no final norm")
+        if token_ids is None:
+            if head.c.n > self.vocabulary:
+                raise ValueError(f"head: has {head.c.n} outputs for {self.vocabulary} tokens")
+        else:
+            if token_ids.shape[0] != head.c.n:
+                raise ValueError(f"token_ids: has {token_ids.shape[0]} ids for {head.c.n} outputs")
+            for i in range(token_ids.shape[0]):
+                if not 0 <= token_ids[i] < self.vocabulary:
+                    raise ValueError(f"token_ids: {token_ids[i]} is outside the vocabulary")
+        self.head, self.token_ids, self.norm_output = head, token_ids, norm_output
+
+    def chain(
+        self, const int32_t[::1] slots, const int32_t[::1] caps, const int32_t[::1] seq_lens,
+        const int32_t[:, ::1] page_table, const int64_t[::1] ids, float[:, :, :, :, ::1] kv,
+        int64_t page_size, const float[:, ::1] cos, const float[:, ::1] sin,
+        const float[:, ::1] hidden, int64_t[:, ::1] drafts,
+    ):
+        """Passes of one token a row, each continued by its argmax."""
+        cdef draft_chain c
+        cdef decoder_cache cache
+        cdef int64_t rows = slots.shape[0], passes = drafts.shape[0], total = 0, r, last
+        cdef int64_t places = min(cos.shape[0], sin.shape[0])
+        cdef int done
+        cdef char *memory
+        cdef char *cut
+        if self.busy:
+            raise RuntimeError("the layers run one pass at a time")
+        if self.head is None or None in self.layer_arrays:
+            raise RuntimeError("set_layer and set_head come first")
+        if not rows or not passes:
+            return
+        if caps.shape[0] != rows or ids.shape[0] != rows or drafts.shape[1] != rows:
+            raise ValueError("slots, caps, ids, drafts: do not agree on the rows")
+        check_rows(hidden, "hidden", rows, self.c.hidden)
+        self.check_cache(kv, cos, sin, &cache)
+        if page_size < 1 or page_table.shape[1] < 1 or seq_lens.shape[0] != page_table.shape[0]:
+            raise ValueError("page_table, seq_lens: do not agree on the slots")
+        for r in range(rows):
+            if not 0 <= slots[r] < seq_lens.shape[0]:
+                raise ValueError(f"slots: {slots[r]} is outside the table")
+            if not 0 <= ids[r] < self.vocabulary:
+                raise ValueError(f"ids: token {ids[r]} is outside the vocabulary")
+            last = seq_lens[slots[r]] + passes - 1 if caps[r] > 0 else 0
+            if not 0 <= last < places or seq_lens[slots[r]] < 0:
+                raise ValueError(f"seq_lens: position {last} is outside the rotary table")
+            total += last + 1
+        self.reserve(rows)
+        cdef int64_t row_floats = 2 * self.c.hidden + self.head.c.panels * PANEL
+        memory = <char *>cpu_allocate(
+            rows * (row_floats * sizeof(float) + 4 * sizeof(int64_t))
+            + (2 * rows + 1 + total) * sizeof(int32_t) + rows
+        )
+        if memory == NULL:
+            raise MemoryError(f"no memory for a chain of {rows} rows")
+        c.rows, c.passes, c.slots, c.pages = rows, passes, seq_lens.shape[0], kv.shape[2] // page_size
+        c.table_width, c.page_size = page_table.shape[1], page_size
+        c.slot_of, c.caps, c.seq_lens = &slots[0], &caps[0], &seq_lens[0]
+        c.page_table, c.head = &page_table[0, 0], &self.head.c
+        c.token_ids = NULL
+        if self.token_ids is not None:
+            c.token_ids = &self.token_ids[0]
+        c.norm_output, c.hidden, c.drafts = self.norm_output, &hidden[0, 0], &drafts[0, 0]
+        cut = memory
+        c.ids = <int64_t *>cut
+        c.positions, c.kv_slots, c.tree_bits = c.ids + rows, c.ids + 2 * rows, c.ids + 3 * rows
+        c.logits = <float *>(c.ids + 4 * rows)
+        c.recurrent = c.logits + rows * self.head.c.panels * PANEL
+        c.normed = c.recurrent + rows * self.c.hidden
+        c.kv_lens = <int32_t *>(c.normed + rows * self.c.hidden)
+        c.cu_q = c.kv_lens + rows
+        c.slot_list = c.cu_q + rows + 1
+        c.is_tree = <uint8_t *>(c.slot_list + total)
+        if self.c.final_norm == NULL:
+            c.normed = NULL
+        for r in range(rows):
+            c.ids[r], c.cu_q[r + 1] = ids[r], <int32_t>r + 1
+        self.busy = True
+        with nogil:
+            done = cpu_draft_chain(self.isa, &self.c, &c, &cache, &self.scratch)
+        self.busy = False
+        free(memory)
+        if not done:
+            raise ValueError("page_table: names a page outside the cache")
 
     def set_ends(self, *, embed, PackedMatrix fuse, final_norm):
         """Install what stands around the layers."""
         self.release()
+        self.head = None
         self.c.fuse.data = NULL
         if fuse is not None:
             check_matrix(fuse, "fuse", self.c.hidden, 2 * self.c.hidden, False)

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine_core.model_config import ModelConfig
-from ...kernels.decoder_cpu import Arena, CpuDecoder
+from ...kernels.decoder_cpu import Arena, CpuDecoder, PackedMatrix
 
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
@@ -90,6 +90,11 @@ class NativeDecoder:
         """The output head [V, H] as it lies in the checkpoint's file, mapped into memory."""
         return self._output_head
 
+    @property
+    def packed_head(self) -> PackedMatrix:
+        """The output head as kernels read it."""
+        return self._packed_head
+
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Hidden states [T, H] after the final norm."""
         return self._run(batch, kv, _NO_LAYERS, _NO_CAPTURE)
@@ -157,7 +162,7 @@ class NativeDecoder:
         self._weight_bytes += packed.nbytes
 
     def _install_head(self, head: HeadWeights, arena: Arena) -> None:
-        lm_head = pack(head.lm_head, None, arena)
+        lm_head = self._packed_head = pack(head.lm_head, None, arena)
         tied = head.lm_head is head.embed
         self._embedding = head.embed if tied else head.embed.clone()
         embed = None if tied else bits(self._embedding)

@@ -8,7 +8,7 @@ import torch
 
 from ...engine_core.ids import RowKind
 from ..forward_batch import ForwardBatch, RowGroup
-from ..models.draft_net import DraftHidden
+from ..models.draft_net import ChainDraftNet, ChainRows, DraftHidden
 from .device_drafter import DraftRows, LoadedDraft, Verdict
 from .draft_ops import DraftOps
 
@@ -66,6 +66,10 @@ class DraftPasses:
         ``ids`` int64[R] and ``hidden`` [R, H]: what the first pass takes in. ``drafts`` int64[N,
         R]: out, what each of N passes proposes.
         """
+        if isinstance(self.net, ChainDraftNet):
+            of = ChainRows(rows.slots, rows.caps, rows.seq_lens, self._page_table)
+            self.net.chain(of, ids, hidden, self._kv, drafts)
+            return
         for i, batch in enumerate(self._chain_batches(rows, len(drafts))):
             batch.input_ids = ids
             out = self.forward(batch, hidden)
