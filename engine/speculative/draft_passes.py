@@ -3,10 +3,9 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from ...engine_core.ids import RowKind
+from ...kernels import draft_rows_cpu
 from ..forward_batch import ForwardBatch, RowGroup
 from ..models.draft_net import ChainDraftNet, ChainRows, DraftHidden
 from .device_drafter import DraftRows, LoadedDraft, Verdict
@@ -212,25 +211,22 @@ def without_junk(extension: Extension, verdict: Verdict) -> Extension:
 
     Every row that has entries keeps one.
     """
-    batch, cu = extension.batch, extension.batch.cu_q.numpy()
-    lengths = np.diff(cu)
-    accepted = np.clip(verdict.accept_lens.numpy(), 1, None)
-    kept = np.where(
-        verdict.kinds.numpy() == RowKind.VERIFY, np.minimum(accepted, lengths), lengths
-    ).astype(np.int32)
-    if (kept == lengths).all():
-        return extension
-    begins = np.zeros_like(cu)
-    np.cumsum(kept, out=begins[1:])
-    index = torch.from_numpy(np.repeat(cu[:-1] - begins[:-1], kept) + np.arange(begins[-1]))
+    batch = extension.batch
+    fields = (extension.next_ids, extension.sources, batch.positions, batch.kv_slots.clone())
+    kv_lens, begins = batch.kv_lens.clone(), torch.empty_like(batch.cu_q)
+    kept = draft_rows_cpu.drop_junk(
+        verdict.kinds.numpy(), verdict.accept_lens.numpy(), batch.cu_q.numpy(),
+        *(field.numpy() for field in fields),
+        kv_lens.numpy(), begins.numpy(), batch.logits_index.numpy(),
+    )  # fmt: skip
+    next_ids, sources, positions, kv_slots = (field[:kept] for field in fields)
     trimmed = replace(
         batch,
-        positions=batch.positions[index],
-        kv_slots=batch.kv_slots[index],
-        cu_q=torch.from_numpy(begins),
-        kv_lens=batch.kv_lens - torch.from_numpy(lengths - kept),
-        tree_bits=batch.tree_bits[: len(index)],
-        logits_index=torch.from_numpy(np.maximum(begins[1:] - 1, 0).astype(np.int64)),
+        positions=positions,
+        kv_slots=kv_slots,
+        cu_q=begins,
+        kv_lens=kv_lens,
+        tree_bits=batch.tree_bits[:kept],
         groups=(),
     )
-    return Extension(trimmed, extension.next_ids[index], extension.sources[index])
+    return Extension(trimmed, next_ids, sources)
