@@ -113,13 +113,12 @@ def top_candidates(
 ) -> None:
     """The K most likely tokens of each of N rows; see the reference."""
     values = logits if logits.dtype == torch.float32 else logits.float()
-    best = np.empty(len(values), dtype=np.int64)
+    ids = None if token_ids is None else token_ids.numpy()
     out = tokens.numpy()
     if probs is None and out.shape[1] == 1:
-        greedy_argmax_cpu.greedy_argmax(values.numpy(), best)
-        np.maximum(best, 0, out=best)
-        out[:, 0] = best if token_ids is None else token_ids.numpy()[best]
+        greedy_argmax_cpu.greedy_tokens(values.numpy(), ids, out)
         return
+    best = np.empty(len(values), dtype=np.int64)
     row = np.arange(len(values))
     if probs is not None:
         chances = torch.softmax(values, dim=1).numpy()
@@ -134,8 +133,8 @@ def top_candidates(
         if probs is not None:
             left[row, best] = np.where(unusable, left[row, best], _LEAST)
             probs.numpy()[:, rank] = np.where(unusable, 0, chances[row, best])
-    if token_ids is not None:
-        out[:] = token_ids.numpy()[out]
+    if ids is not None:
+        out[:] = ids[out]
 
 
 def write_chains(
@@ -190,6 +189,11 @@ def keep_state(
     if probs is not None:
         draft_rows_cpu.keep_rows(index, None, _bytes(probs), _bytes(state[1]))
     draft_rows_cpu.keep_rows(index, select.numpy(), _bytes(hidden), _bytes(state[2]))
+
+
+def pick_rows(index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows index[n] of ``rows`` [T, H], as [N, H]."""
+    return torch.from_numpy(_bytes(rows)[index.numpy()]).view(rows.dtype)
 
 
 def _bytes(rows: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -40,7 +40,7 @@ _CPU = DraftOps(
     draft_ops_cpu.select_tree,
     draft_ops_cpu.take_state,
     draft_ops_cpu.keep_state,
-    pick_rows,
+    draft_ops_cpu.pick_rows,
 )
 
 

@@ -29,6 +29,7 @@ class DraftPasses:
 
     def __init__(self, draft: LoadedDraft, page_table: torch.Tensor, ops: DraftOps) -> None:
         self.net = draft.net
+        self._chain_net = draft.net if isinstance(draft.net, ChainDraftNet) else None
         self.ops = ops
         self._kv = draft.kv
         self._page_table = page_table
@@ -65,9 +66,9 @@ class DraftPasses:
         ``ids`` int64[R] and ``hidden`` [R, H]: what the first pass takes in. ``drafts`` int64[N,
         R]: out, what each of N passes proposes.
         """
-        if isinstance(self.net, ChainDraftNet):
+        if self._chain_net is not None:
             of = ChainRows(rows.slots, rows.caps, rows.seq_lens, self._page_table)
-            self.net.chain(of, ids, hidden, self._kv, drafts)
+            self._chain_net.chain(of, ids, hidden, self._kv, drafts)
             return
         for i, batch in enumerate(self._chain_batches(rows, len(drafts))):
             batch.input_ids = ids
@@ -207,7 +208,8 @@ class DraftPasses:
 
 
 def without_junk(extension: Extension, verdict: Verdict) -> Extension:
-    """The extension without entries that were not accepted, as a CPU's shapes may depend on it.
+    """The extension without entries that were not accepted, as a CPU's shapes may depend on it;
+    its batch is changed.
 
     Every row that has entries keeps one.
     """
@@ -220,13 +222,7 @@ def without_junk(extension: Extension, verdict: Verdict) -> Extension:
         kv_lens.numpy(), begins.numpy(), batch.logits_index.numpy(),
     )  # fmt: skip
     next_ids, sources, positions, kv_slots = (field[:kept] for field in fields)
-    trimmed = replace(
-        batch,
-        positions=positions,
-        kv_slots=kv_slots,
-        cu_q=begins,
-        kv_lens=kv_lens,
-        tree_bits=batch.tree_bits[:kept],
-        groups=(),
-    )
-    return Extension(trimmed, next_ids, sources)
+    batch.positions, batch.kv_slots = positions, kv_slots
+    batch.cu_q, batch.kv_lens = begins, kv_lens
+    batch.tree_bits, batch.groups = batch.tree_bits[:kept], ()
+    return Extension(batch, next_ids, sources)
