@@ -8,7 +8,7 @@
 /* R rows, as the references in draft_layout.py and draft_candidates.py describe them. The arrays
  * behind `positions` are working memory of R (cu_q: R + 1) elements, slot_list of all rows' keys. */
 typedef struct {
-    int64_t rows, passes, slots, pages, table_width, page_size;
+    int64_t rows, passes, pages, table_width, page_size;
     const int32_t *slot_of, *caps, *seq_lens;
     const int32_t *page_table;   /* [slots, table_width] */
     const packed_matrix *head;
@@ -61,7 +61,7 @@ static int cpu_draft_chain(int isa, const decoder_model *model, const draft_chai
     for (int64_t pass = 0; pass < c->passes; pass++) {
         if (!cpu_chain_layout(c, pass))
             return 0;
-        cpu_draft_forward(isa, model, &batch, cache, scratch, hidden,
+        cpu_draft_forward(isa, model, &batch, &batch, cache, scratch, hidden,
                           c->norm_output ? NULL : c->recurrent, c->normed);
         hidden = c->norm_output ? c->normed : c->recurrent;
         cpu_matmul(isa, c->head, head_input, model->hidden, c->rows, c->logits, c->head->n,

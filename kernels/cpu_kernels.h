@@ -125,10 +125,11 @@ static void cpu_decoder_forward(int isa, const decoder_model *model, const ragge
 }
 
 static void cpu_draft_forward(int isa, const decoder_model *model, const ragged_batch *batch,
-                              const decoder_cache *cache, const decoder_scratch *scratch,
-                              const float *hidden, float *recurrent, float *head_input)
+                              const ragged_batch *asked, const decoder_cache *cache,
+                              const decoder_scratch *scratch, const float *hidden,
+                              float *recurrent, float *head_input)
 {
-    BY_ISA(isa, draft_forward)(model, batch, cache, scratch, hidden, recurrent, head_input);
+    BY_ISA(isa, draft_forward)(model, batch, asked, cache, scratch, hidden, recurrent, head_input);
 }
 
 #endif

@@ -221,13 +221,16 @@ class CpuDraft(_Layers):
         hidden: NDArray[np.float32],
         recurrent: NDArray[np.float32] | None,
         head_input: NDArray[np.float32] | None,
+        asked: NDArray[np.int64],
     ) -> None:
         """Run a ForwardBatch with ``hidden`` [T, H]; writes the new KV.
 
         ``recurrent`` [T, H] gets the stream behind the layers, and may be ``hidden``;
-        ``head_input`` [T, H] gets what the final norm makes of it. Raises ValueError naming a
-        wrong argument.
+        ``head_input`` [T, H] gets what the final norm makes of it. They are written for the tokens
+        ``asked`` [N] and perhaps for others: of the rest the last layer computes keys and values
+        alone. Raises ValueError naming a wrong argument.
         """
+
     def set_head(
         self, head: PackedMatrix, token_ids: NDArray[np.int64] | None, norm_output: bool
     ) -> None:

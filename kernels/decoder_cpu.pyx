@@ -88,13 +88,13 @@ cdef extern from "cpu_kernels.h" nogil:
     void cpu_decoder_forward(int, const decoder_model *, const ragged_batch *,
                              const decoder_cache *, const decoder_scratch *, const int64_t *,
                              int64_t, float *, float *)
-    void cpu_draft_forward(int, const decoder_model *, const ragged_batch *,
+    void cpu_draft_forward(int, const decoder_model *, const ragged_batch *, const ragged_batch *,
                            const decoder_cache *, const decoder_scratch *, const float *, float *,
                            float *)
 
 cdef extern from "cpu_draft_chain.h" nogil:
     ctypedef struct draft_chain:
-        int64_t rows, passes, slots, pages, table_width, page_size
+        int64_t rows, passes, pages, table_width, page_size
         const int32_t *slot_of
         const int32_t *caps
         const int32_t *seq_lens
@@ -345,11 +345,13 @@ cdef class _RaggedBatch:
 
     cdef ragged_batch c
     cdef int32_t *slots
+    cdef int32_t *first
     cdef int64_t longest
     cdef object kept
 
     def __dealloc__(self):
         free(self.slots)
+        free(self.first)
 
     @staticmethod
     cdef _RaggedBatch make(
@@ -391,6 +393,34 @@ cdef class _RaggedBatch:
             raise ValueError("page_table: names a page outside the cache")
         self.check_trees()
         return self
+
+    cdef int trim(self, const int64_t[::1] asked, ragged_batch *last) except -1:
+        """The rows from their first token in ``asked`` on; whole ones if there are trees."""
+        cdef int64_t row, i, rows = self.c.num_rows, out = 0
+        last[0] = self.c
+        for row in range(rows):
+            if self.c.is_tree[row]:
+                return 0
+        self.first = <int32_t *>cpu_allocate((2 * rows + 1) * sizeof(int32_t))
+        if self.first == NULL:
+            raise MemoryError("no memory for the rows' tokens")
+        for row in range(rows):
+            self.first[row] = self.c.cu_q[row + 1]
+        row = 0
+        for i in range(asked.shape[0]):
+            if not 0 <= asked[i] < self.c.num_tokens:
+                raise ValueError(f"asked: there is no token {asked[i]}")
+            while row and self.c.cu_q[row] > asked[i]:
+                row -= 1
+            while self.c.cu_q[row + 1] <= asked[i]:
+                row += 1
+            self.first[row] = min(self.first[row], <int32_t>asked[i])
+        for row in range(rows):
+            out += self.c.cu_q[row + 1] - self.first[row]
+            self.first[rows + row + 1] = <int32_t>out
+        self.first[rows] = 0
+        last.cu_q, last.num_tokens = self.first + rows, out
+        return 0
 
     cdef bint list_slots(self, int64_t num_slots) noexcept nogil:
         cdef int64_t row, index, page, offset, base, out = 0
@@ -773,7 +803,7 @@ cdef class CpuDraft(_Layers):
         )
         if memory == NULL:
             raise MemoryError(f"no memory for a chain of {rows} rows")
-        c.rows, c.passes, c.slots, c.pages = rows, passes, seq_lens.shape[0], kv.shape[2] // page_size
+        c.rows, c.passes, c.pages = rows, passes, kv.shape[2] // page_size
         c.table_width, c.page_size = page_table.shape[1], page_size
         c.slot_of, c.caps, c.seq_lens = &slots[0], &caps[0], &seq_lens[0]
         c.page_table, c.head = &page_table[0, 0], &self.head.c
@@ -821,11 +851,12 @@ cdef class CpuDraft(_Layers):
         const int32_t[:, ::1] page_table, const int64_t[::1] tree_bits,
         const uint8_t[::1] is_tree, float[:, :, :, :, ::1] kv, int64_t page_size,
         const float[:, ::1] cos, const float[:, ::1] sin, const float[:, ::1] hidden,
-        float[:, ::1] recurrent, float[:, ::1] head_input,
+        float[:, ::1] recurrent, float[:, ::1] head_input, const int64_t[::1] asked,
     ):
         """One pass through the layers."""
         cdef decoder_cache cache
         cdef _RaggedBatch batch
+        cdef ragged_batch last
         cdef int64_t tokens = positions.shape[0]
         cdef float *stream_out = NULL
         cdef float *normed_out = NULL
@@ -844,8 +875,9 @@ cdef class CpuDraft(_Layers):
                              is_tree, kv, page_size, cos, sin, &cache)
         if not self.fused():
             raise RuntimeError("set_ends needs a fuse where no layer has an embed_norm")
+        batch.trim(asked, &last)
         self.busy = True
         with nogil:
-            cpu_draft_forward(self.isa, &self.c, &batch.c, &cache, &self.scratch, &hidden[0, 0],
-                              stream_out, normed_out)
+            cpu_draft_forward(self.isa, &self.c, &batch.c, &last, &cache, &self.scratch,
+                              &hidden[0, 0], stream_out, normed_out)
         self.busy = False

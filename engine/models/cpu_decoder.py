@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 
 from ...engine_core.model_config import ModelConfig
 from ...kernels.decoder_cpu import Arena, CpuDecoder, PackedMatrix
-
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
@@ -42,7 +41,9 @@ class NativeDecoder:
     until the next call of the same method.
     """
 
-    def __init__(self, source: TensorSource, config: ModelConfig, isa: InstructionSet | None = None) -> None:
+    def __init__(
+        self, source: TensorSource, config: ModelConfig, isa: InstructionSet | None = None
+    ) -> None:
         self._config = config
         self._rotary = RotaryTable(
             config.rope, config.head_dim, config.context_length, torch.device("cpu")

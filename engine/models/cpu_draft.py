@@ -147,6 +147,7 @@ class NativeDraft:
             hidden.numpy(),
             None if recurrent is None else recurrent.numpy(),
             None if normed is None else normed.numpy(),
+            batch.logits_index.numpy(),
         )
         if normed is None:
             assert recurrent is not None

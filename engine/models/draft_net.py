@@ -55,6 +55,8 @@ class DraftNet(Protocol):
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None, kv: KVPool) -> DraftHidden:
         """Run ``batch`` (ids of the target's vocabulary); writes its keys and values.
 
+        Answers of tokens outside ``batch.logits_index`` mean nothing.
+
         ``hidden`` [T, H]: ``fuse``'s answer or a pass's ``recurrent``; None for STANDALONE.
         """
         ...
