@@ -215,10 +215,11 @@ def without_junk(extension: Extension, verdict: Verdict) -> Extension:
     """
     batch = extension.batch
     fields = (extension.next_ids, extension.sources, batch.positions, batch.kv_slots.clone())
+    next_ids, sources, positions, kv_slots = fields
     kv_lens, begins = batch.kv_lens.clone(), torch.empty_like(batch.cu_q)
     kept = draft_rows_cpu.drop_junk(
         verdict.kinds.numpy(), verdict.accept_lens.numpy(), batch.cu_q.numpy(),
-        *(field.numpy() for field in fields),
+        next_ids.numpy(), sources.numpy(), positions.numpy(), kv_slots.numpy(),
         kv_lens.numpy(), begins.numpy(), batch.logits_index.numpy(),
     )  # fmt: skip
     next_ids, sources, positions, kv_slots = (field[:kept] for field in fields)
