@@ -21,6 +21,7 @@ from bench_cpu_draft import pass_bytes
 from bench_cpu_forward import PAGE_SIZE, make_batch
 
 from outrider.engine.kv_pool import KVPool, bytes_per_token
+from outrider.engine.models.cpu_arrays import InstructionSet
 from outrider.engine.models.cpu_decoder import NativeDecoder
 from outrider.engine.models.cpu_draft import NativeDraft
 from outrider.engine.models.draft_loader import read_weights
@@ -38,11 +39,11 @@ CPU = torch.device("cpu")
 class Bench:
     """A target and its draft for one instruction set, over a context of some tokens."""
 
-    def __init__(self, target: Path, draft: Path, context: int, isa: str) -> None:
+    def __init__(self, target: Path, draft: Path, context: int, isa: InstructionSet) -> None:
         config = load_model_config(target)
-        self.target = NativeDecoder(Checkpoint(target), config, isa)  # type: ignore[arg-type]
+        self.target = NativeDecoder(Checkpoint(target), config, isa)
         found = load_draft_config(draft, config, "EAGLE3")
-        self.net = NativeDraft(read_weights(draft, found), found, self.target, isa)  # type: ignore[arg-type]
+        self.net = NativeDraft(read_weights(draft, found), found, self.target, isa)
         pages = -(-(context + 16) // PAGE_SIZE)
         self.kv = KVPool(pages, PAGE_SIZE, config, torch.float32, CPU)
         self.draft_kv = KVPool(pages, PAGE_SIZE, found.model, torch.float32, CPU)
@@ -98,7 +99,7 @@ def microseconds(run: Callable[[], object]) -> float:
     return (time.perf_counter() - begin) * 1e6
 
 
-def measure(benches: dict[str, Bench], budget: float) -> list[dict[str, object]]:
+def measure(benches: dict[InstructionSet, Bench], budget: float) -> list[dict[str, object]]:
     """One line for each instruction set and number of steps; medians and minima."""
     work = {(isa, steps): bench.parts(steps) for isa, bench in benches.items() for steps in STEPS}
     times: dict[tuple[str, int, str], list[float]] = {}
