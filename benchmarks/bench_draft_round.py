@@ -139,7 +139,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     target = resolve_model(arguments.model)
-    benches = {
+    benches: dict[InstructionSet, Bench] = {
         isa: Bench(target, arguments.draft, arguments.context, isa)
         for isa in instruction_sets()
         if isa != "base"
