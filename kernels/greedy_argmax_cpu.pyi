@@ -8,4 +8,8 @@ def greedy_argmax(logits: NDArray[np.float32], ids_out: NDArray[np.int64]) -> No
 
 def greedy_tokens(
     logits: NDArray[np.float32], token_ids: NDArray[np.int64] | None, out: NDArray[np.int64]
-) -> None: ...
+) -> None:
+    """Write the token [N, 1] of each row's largest logit, 0's where the row is unusable.
+
+    ``token_ids`` [V]: the token of each column, None where they are the same.
+    """
