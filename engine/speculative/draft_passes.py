@@ -10,6 +10,7 @@ from ..forward_batch import ForwardBatch, RowGroup
 from ..models.draft_net import ChainDraftNet, ChainRows, DraftHidden
 from .device_drafter import DraftRows, LoadedDraft, Verdict
 from .draft_ops import DraftOps
+from .row_constants import RowConstants
 
 
 class Extension(NamedTuple):
@@ -33,7 +34,7 @@ class DraftPasses:
         self.ops = ops
         self._kv = draft.kv
         self._page_table = page_table
-        self._shapes: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+        self._constants = RowConstants(page_table.device)
 
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None) -> DraftHidden:
         """The net over ``batch``."""
@@ -128,7 +129,7 @@ class DraftPasses:
         extended = replace(
             batch,
             positions=positions,
-            is_tree=self._shape(len(verdict.slots), 1)[2],
+            is_tree=self._constants.of(len(verdict.slots), 1).plain,
             logits_index=select,
         )
         if sources.is_cuda:
@@ -178,7 +179,7 @@ class DraftPasses:
     ) -> ForwardBatch:
         """R plain rows of ``width`` tokens each, whose ids are to come."""
         rows = len(kv_lens)
-        cu_q, zeros, is_tree, index = self._shape(rows, width)
+        cu_q, zeros, is_tree, index = self._constants.of(rows, width)
         return ForwardBatch(
             input_ids=zeros,
             positions=positions,
@@ -192,20 +193,6 @@ class DraftPasses:
             slots=slots,
             groups=(RowGroup(0, rows, width),),
         )
-
-    def _shape(self, rows: int, width: int) -> tuple[torch.Tensor, ...]:
-        """What batches of this shape share: offsets, and zeros and indices of T tokens."""
-        made = self._shapes.get((rows, width))
-        if made is None:
-            device, tokens = self._page_table.device, rows * width
-            made = (
-                torch.arange(0, tokens + 1, width, dtype=torch.int32, device=device),
-                torch.zeros(tokens, dtype=torch.int64, device=device),
-                torch.zeros(rows, dtype=torch.uint8, device=device),
-                torch.arange(tokens, device=device),
-            )
-            self._shapes[rows, width] = made
-        return made
 
 
 def without_junk(extension: Extension, verdict: Verdict) -> Extension:
