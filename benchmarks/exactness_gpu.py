@@ -1,12 +1,16 @@
 """Speculation on a GPU must not change greedy output (docs/architecture.md, "Exactness").
 
-float32 (O1): plain and NGRAM of every source at batch 1, 8 and 32, overlap on and off, against
-plain at batch 1; a difference counts as a tie if the float64 gap of the two tokens' logits is below
-1e-4. bfloat16 (O2): the largest gap between plain at batch 1 and plain at batch 32 bounds the gap
-of every first divergence of NGRAM from plain at batch 1. The first 64 tokens of 20 prompts on the
-GPU in float32 are those of the CPU.
+Plain decoding, NGRAM of every source, and a chain and a tree of every embedded draft are compared
+with plain decoding at batch 1. float32 (O1): a difference counts as a tie if the float64 gap of the
+two tokens' logits is below 1e-4. bfloat16 (O2): the largest gap between plain at batch 1 and plain
+at batch 32 bounds the gap of every first divergence of speculation from plain at batch 1. The first
+64 tokens of 20 prompts on the GPU in float32 are those of the CPU.
 
-    python benchmarks/exactness_gpu.py --json benchmarks/results/h200-exact.json
+``--only`` splits it into runs that have the reference in common: plain builds 5 engines a dtype
+(and one on the CPU), ngram 13, drafts 15; with ``--few`` 2, 5 and 8. ``--device cpu`` tries it out,
+in float32.
+
+    python benchmarks/exactness_gpu.py --only drafts --json h200-exact-drafts.json
 """
 
 import argparse
@@ -14,12 +18,14 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import torch
 from exactness import (
+    CHAIN,
     MAX_TIE_SHARE,
+    TREE,
     Divergence,
     GapOf,
     Prompt,
@@ -29,56 +35,113 @@ from exactness import (
     float64_gap,
     load_prompts,
     run_config,
+    run_passes,
 )
 
 from outrider.engine_core.config import EngineConfig
 
 Outputs = dict[str, list[int]]
 Source = Literal["cpu", "gpu", "both"]
-SHAPES = ((1, 1), (1, 0), (8, 1), (32, 1), (32, 0))  # batch, overlap
-Case = tuple[Source | None, int, int]
-CASES: tuple[Case, ...] = (
-    *((None, *shape) for shape in SHAPES),  # plain decoding
-    *(("cpu", *shape) for shape in SHAPES),
-    *(("gpu", *shape) for shape in SHAPES[::2]),
-    *(("both", *shape) for shape in SHAPES[::2]),
-)
-# One case of each kind.
-FEW_CASES: tuple[Case, ...] = (
-    (None, 1, 1), (None, 32, 1), ("cpu", 8, 1), ("gpu", 8, 1), ("both", 32, 1),
-)  # fmt: skip
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16"]
+PARTS = ("plain", "ngram", "drafts")
+ABORTS = 8
 
 
-def gpu_config(
-    source: Source | None, batch: int, overlap: int, dtype: Literal["float32", "bfloat16"]
-) -> EngineConfig:
-    row = {"batch": batch, "overlap": overlap, "page_size": 16, "chunk": 512}
-    config = config_of(row, None if source is None else Speculation("NGRAM"))
+class Case(NamedTuple):
+    """An engine. ``again``: a second pass finds its prompts in the radix cache, and in both passes
+    requests are aborted. ``few``: whether it stands for its kind.
+    """
+
+    speculation: Speculation | None
+    batch: int
+    overlap: int
+    source: Source = "cpu"
+    page_size: int = 16
+    again: bool = False
+    few: bool = False
+
+
+PLAIN, WIDE = Case(None, 1, 1, few=True), Case(None, 32, 1, few=True)
+NGRAM = Speculation("NGRAM")
+ONE_STEP, BUSHY = (1, 1, 2), (4, 8, 24)  # shapes at the ends: steps 1, and topk 8
+
+
+def cases_of(part: str) -> list[Case]:
+    """The part's cases beside ``PLAIN`` and ``WIDE``."""
+    if part == "plain":
+        return [Case(None, 1, 0), Case(None, 8, 1), Case(None, 32, 0)]
+    if part == "ngram":
+        return [
+            *(Case(NGRAM, *shape) for shape in ((1, 1), (1, 0), (32, 1), (32, 0))),
+            Case(NGRAM, 8, 1, few=True),
+            Case(NGRAM, 1, 1, "gpu"),
+            Case(NGRAM, 8, 1, "gpu", few=True),
+            Case(NGRAM, 32, 0, "gpu"),
+            Case(NGRAM, 1, 1, "both"),
+            Case(NGRAM, 8, 1, "both"),
+            Case(NGRAM, 32, 0, "both", few=True),
+        ]
+    cases = []
+    for algorithm in ("STANDALONE", "EAGLE", "EAGLE3"):
+        chain, tree = Speculation(algorithm, CHAIN), Speculation(algorithm, TREE)
+        cases += [
+            Case(chain, 8, 1, again=True, few=True),
+            Case(tree, 32, 1, few=True),
+            Case(tree, 8, 0, page_size=1, again=True),
+        ]
+    return [
+        *cases,
+        Case(Speculation("EAGLE3", CHAIN), 1, 1),
+        Case(Speculation("EAGLE3", ONE_STEP), 32, 1),
+        Case(Speculation("EAGLE", BUSHY), 8, 1, page_size=1),
+        Case(Speculation("STANDALONE", ONE_STEP), 8, 0),
+    ]
+
+
+def chosen_cases(parts: Sequence[str], few: bool, device: Device) -> list[Case]:
+    """The cases of some parts, the reference first; a CPU has NGRAM's one source alone."""
+    cases = [PLAIN, WIDE, *(case for part in parts for case in cases_of(part))]
+    return [
+        case
+        for case in cases
+        if (case.few or not few) and (device == "cuda" or case.source == "cpu")
+    ]
+
+
+def engine_config(case: Case, device: Device, dtype: Dtype) -> EngineConfig:
+    """The engine of a case."""
+    row = {
+        "batch": case.batch, "overlap": case.overlap, "page_size": case.page_size, "chunk": 512,
+    }  # fmt: skip
+    config = config_of(row, case.speculation)
     return msgspec.structs.replace(
-        config, device="cuda", dtype=dtype, speculative_ngram_source=source or "cpu"
+        config, device=device, dtype=dtype, speculative_ngram_source=case.source
     )
 
 
 def compare(
-    prompts: Sequence[Prompt],
-    dtype: Literal["float32", "bfloat16"],
-    gap: GapOf,
-    cases: Sequence[Case],
+    prompts: Sequence[Prompt], device: Device, dtype: Dtype, gap: GapOf, cases: Sequence[Case]
 ) -> tuple[list[dict[str, object]], Outputs, list[list[Divergence]]]:
     """Every case against the first: records, the reference, and the differences by case."""
     reference: Outputs = {}
     records, all_found = [], []
-    for source, batch, overlap in cases:
-        outputs, figures = run_config(gpu_config(source, batch, overlap, dtype), prompts)
-        reference = reference or outputs
-        found = divergences(prompts, reference, outputs, gap)
+    for case in cases:
+        passes, aborts = (2, ABORTS) if case.again else (1, 0)
+        outputs, figures = run_passes(engine_config(case, device, dtype), prompts, passes, aborts)
+        reference = reference or outputs[0]
+        found = [d for each in outputs for d in divergences(prompts, reference, each, gap)]
         all_found.append(found)
+        some = case.speculation
         record: dict[str, object] = {
-            "algorithm": "NONE" if source is None else "NGRAM",
-            "source": source,
-            "batch": batch,
-            "overlap": overlap,
-            "tokens": sum(map(len, outputs.values())),
+            "algorithm": "NONE" if some is None else some.algorithm,
+            "shape": None if some is None else some.shape,
+            "source": case.source if some is NGRAM else None,
+            "batch": case.batch,
+            "overlap": case.overlap,
+            "page_size": case.page_size,
+            "passes": passes,
+            "tokens": sum(len(tokens) for each in outputs for tokens in each.values()),
             "differences": len(found),
             "largest_gap": max((abs(d.gap) for d in found), default=0.0),
             **figures,
@@ -88,47 +151,87 @@ def compare(
     return records, reference, all_found
 
 
+def check_single(
+    prompts: Sequence[Prompt], device: Device, gap: GapOf, cases: Sequence[Case], on_cpu: bool
+) -> tuple[dict[str, object], bool]:
+    """O1, and with ``on_cpu`` that the CPU agrees: what is reported, and whether it holds."""
+    records, reference, found = compare(prompts, device, "float32", gap, cases)
+    differences = [d for each in found for d in each]
+    tokens = sum(int(str(record["tokens"])) for record in records)
+    failures = [d._asdict() for d in differences if not d.tie]
+    ties = len(differences) - len(failures)
+    report: dict[str, object] = {
+        "float32": {"records": records, "ties": ties},
+        "float32_failures": failures,
+    }
+    ok = not failures and ties <= MAX_TIE_SHARE * tokens
+    if on_cpu:
+        few = [
+            p._replace(max_tokens=min(64, p.max_tokens))
+            for p in prompts[:: max(1, len(prompts) // 20)][:20]
+        ]
+        cpu, _ = run_config(engine_config(Case(None, 1, 0), "cpu", "float32"), few)
+        cut = {p.id: reference[p.id][: p.max_tokens] for p in few}
+        differing = divergences(few, cut, cpu, gap)
+        report["against_cpu"] = {
+            "prompts": len(few),
+            "differences": [d._asdict() for d in differing],
+        }
+        ok = ok and all(d.tie for d in differing)
+    return report, ok
+
+
+def check_half(
+    prompts: Sequence[Prompt], device: Device, gap: GapOf, cases: Sequence[Case]
+) -> tuple[dict[str, object], bool]:
+    """O2: what is reported, and whether it holds."""
+    records, _, found = compare(prompts, device, "bfloat16", gap, cases)
+    pairs = list(zip(cases, found, strict=True))
+    plain = [
+        d for case, each in pairs if case.speculation is None and case.batch == 32 for d in each
+    ]
+    drafted = [d for case, each in pairs if case.speculation is not None for d in each]
+    epsilon = max((abs(d.gap) for d in plain), default=0.0)
+    beyond = [d._asdict() for d in drafted if abs(d.gap) > epsilon]
+    print(f"bfloat16: epsilon {epsilon:.4g}, {len(drafted)} differ, {len(beyond)} beyond it")
+    report = {"records": records, "epsilon": epsilon, "beyond_epsilon": beyond}
+    return {"bfloat16": report}, not beyond
+
+
 def main() -> int:
-    """Run both dtypes; exit status 1 when a difference is larger than rounding explains."""
+    """Run the types that the device has; exit status 1 when a difference is not rounding."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--limit", type=int, help="prompts, spread over the file")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--few", action="store_true", help="one case of each kind")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="some parts alone")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
     args = parser.parse_args()
-    cases = FEW_CASES if args.few else CASES
+    dtypes = args.dtypes or (["float32"] if args.device == "cpu" else ["float32", "bfloat16"])
+    if args.device == "cpu" and "bfloat16" in dtypes:
+        parser.error("--dtypes: a CPU computes in float32 alone")
+    cases = chosen_cases(args.only, args.few, args.device)
     prompts = load_prompts(args.limit, args.max_tokens)
     gap = float64_gap()
-    records, reference, found = compare(prompts, "float32", gap, cases)
-    differences = [d for each in found for d in each]
-    tokens = sum(int(str(record["tokens"])) for record in records)
-    failures = [d._asdict() for d in differences if not d.tie]
-    o1 = not failures and len(differences) <= MAX_TIE_SHARE * tokens
-    few = [
-        p._replace(max_tokens=min(64, p.max_tokens)) for p in prompts[:: len(prompts) // 20][:20]
-    ]
-    row = {"batch": 1, "overlap": 0, "page_size": 16, "chunk": 512}
-    cpu, _ = run_config(config_of(row, None), few)
-    against_cpu = divergences(few, {p.id: reference[p.id][: p.max_tokens] for p in few}, cpu, gap)
-    wide, _, found = compare(prompts, "bfloat16", gap, cases)
-    plain = [d for each, case in zip(found, cases, strict=True) if case[0] is None for d in each]
-    spec = [d for each, case in zip(found, cases, strict=True) if case[0] for d in each]
-    epsilon = max((abs(d.gap) for d in plain), default=0.0)
-    beyond = [d._asdict() for d in spec if abs(d.gap) > epsilon]
-    ok = o1 and not beyond and all(d.tie for d in against_cpu)
-    report = {
+    report: dict[str, object] = {
         "command": "python benchmarks/exactness_gpu.py " + " ".join(sys.argv[1:]),
-        "device": torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
         "prompts": len(prompts),
-        "float32": {"records": records, "ties": len(differences) - len(failures)},
-        "float32_failures": failures,
-        "against_cpu": {"prompts": len(few), "differences": [d._asdict() for d in against_cpu]},
-        "bfloat16": {"records": wide, "epsilon": epsilon, "beyond_epsilon": beyond},
-        "ok": ok,
+        "engines": len(cases) * len(dtypes),
     }
+    ok = True
+    if "float32" in dtypes:
+        on_cpu = args.device == "cuda" and "plain" in args.only
+        found, good = check_single(prompts, args.device, gap, cases, on_cpu)
+        report, ok = report | found, ok and good
+    if "bfloat16" in dtypes:
+        found, good = check_half(prompts, args.device, gap, cases)
+        report, ok = report | found, ok and good
+    report["ok"] = ok
     args.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps({k: report[k] for k in ("float32_failures", "against_cpu", "ok")}))
-    print(f"bfloat16: epsilon {epsilon:.4g}, {len(spec)} differ, {len(beyond)} beyond it")
+    print(json.dumps({k: report.get(k) for k in ("float32_failures", "against_cpu", "ok")}))
     return 0 if ok else 1
 
 

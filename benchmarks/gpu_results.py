@@ -21,6 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent
 STEP = "-m outrider bench step"
 QWEN = f"{STEP} --model benchmarks/configs/qwen3-8b --load-format dummy --dtype bfloat16"
 WHOLE = "--chunked-prefill-size 8192"  # prompts enter in few steps
+EAGLE3 = "--speculative-algorithm EAGLE3"
+# On prompts of the embedded model, with its embedded draft.
+OFFLINE = (
+    "-m outrider bench offline --model pycoder --prompts benchmarks/prompts/pycoder_prompts.jsonl"
+    f" --kind completion {EAGLE3} --speculative-num-steps 5 --repeat 5"
+)
 
 
 class Command(NamedTuple):
@@ -67,7 +73,29 @@ COMMANDS = {
     "attention": Command("h200-attention.json", "benchmarks/bench_attention_gpu.py --json {}", 120),
     "draft": Command("h200-draft.json", "benchmarks/bench_draft_gpu.py --json {}", 200),
     "linear": Command("h200-linear.json", "benchmarks/bench_linear_gpu.py --json {}", 200),
-    "exact": Command("h200-exact.json", "benchmarks/exactness_gpu.py --json {}", 580),
+    "round": Command(
+        "h200-round-qwen3-8b-eagle3.json",
+        f"{QWEN} {WHOLE} {EAGLE3} --speculative-draft-model-path"
+        " benchmarks/configs/qwen3-8b-eagle3 --speculative-num-steps 3"
+        " --simulate-accept-length 3.0 --batch-size 1 8 32 64 --context 512 --steps 64 --json {}",
+        200,
+    ),
+    "eagle3-b1": Command(
+        "h200-eagle3-completion-b1.json",
+        f"{OFFLINE} --batch-size 1 --speculative-length-policy fixed --json {{}}",
+        300,
+    ),
+    "eagle3-b64": Command(
+        "h200-eagle3-completion-b64.json",
+        f"{OFFLINE} --batch-size 64 --max-running-requests 64 --json {{}}",
+        200,
+    ),
+    **{
+        f"exact-{part}": Command(
+            f"h200-exact-{part}.json", f"benchmarks/exactness_gpu.py --only {part} --json {{}}", 580
+        )
+        for part in ("plain", "ngram", "drafts")
+    },
     "exact-tp2": Command("h200-exact-tp2.json", "benchmarks/exactness_tp.py --json {}", 580, 2),
     "step-tp2": Command(
         "h200-step-qwen3-8b-tp2.json",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 import torch
 
-from ..engine_core.config import refuse_config, served_context
+from ..engine_core.config import refuse_config
 from ..engine_core.draft_source import DraftSource, find_draft
 from ..engine_core.messages import CoreInfo
 from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
@@ -66,7 +66,7 @@ def measure(spec: StepBenchSpec) -> StepBenchReport:
     """Build the engine once and measure every case on it. Raises RefusedError."""
     began = time.perf_counter()
     model = _model_config(spec)
-    draft = _draft(spec, model)
+    draft = find_draft(spec.config, model)
     if draft is not None:
         drafting = msgspec.structs.replace(
             spec.config.with_shape(draft.shape), speculative_length_policy="fixed"
@@ -122,14 +122,6 @@ def _model_config(spec: StepBenchSpec) -> ModelConfig:
     if isinstance(share, Refused):
         raise RefusedError(share)
     return share
-
-
-def _draft(spec: StepBenchSpec, target: ModelConfig) -> DraftSource | None:
-    context = served_context(spec.config, target.context_length)
-    draft = context if isinstance(context, Refused) else find_draft(spec.config, target, context)
-    if isinstance(draft, Refused):
-        raise RefusedError(draft)
-    return draft
 
 
 def _machine(engine: Engine, model: ModelConfig, draft: DraftSource | None) -> Machine:

@@ -65,10 +65,7 @@ class Lenient:
 def inspect(config: EngineConfig) -> DraftInspection:
     """Read the draft that ``config`` names, without its target. Raises RefusedError."""
     target = load_model_config(resolve_model(config.model, config.revision))
-    context = config.context_length or target.context_length
-    source = find_draft(config, target, context)
-    if isinstance(source, Refused):
-        raise RefusedError(source)
+    source = find_draft(config, target)
     if source is None or source.load_format == "dummy":
         return DraftInspection()
     try:

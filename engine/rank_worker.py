@@ -83,7 +83,7 @@ def find_site(config: EngineConfig, rank: int = 0) -> Site:
     folder = guard("model", lambda: resolve_model(config.model, config.revision))
     whole = guard("model", lambda: load_model_config(folder))
     context = _accepted(served_context(config, whole.context_length))
-    draft = _accepted(find_draft(config, whole, context))
+    draft = find_draft(config, whole)
     if draft is not None:
         config = _resolved(config, draft)
     placement = _accepted(place(config, torch.cuda.is_available(), whole.torch_dtype))

@@ -6,7 +6,7 @@ from typing import cast
 
 import msgspec
 
-from .config import EngineConfig
+from .config import EngineConfig, served_context
 from .draft_config import DraftAlgorithm, DraftConfig
 from .draft_config_json import misfits, parse_draft_config
 from .draft_finding import Finding, failed
@@ -50,7 +50,9 @@ def check_draft(config: EngineConfig) -> Iterator[Finding]:
         target = load_model_config(target_folder)
     except ModelConfigError as error:
         raise RefusedError(Refused("model", str(error))) from None
-    context = config.context_length or target.context_length
+    context = served_context(config, target.context_length)
+    if isinstance(context, Refused):
+        raise RefusedError(context)
     target = msgspec.structs.replace(target, context_length=context)
     folder = resolve_draft(
         spec.name,
@@ -67,10 +69,10 @@ def check_draft(config: EngineConfig) -> Iterator[Finding]:
         return
     fit = list(_fit(draft, target))
     yield from fit
-    if "dummy" not in (config.speculative_draft_load_format, config.load_format):
+    if (config.speculative_draft_load_format or config.load_format) != "dummy":
         yield _types(folder, target)
     if all(finding.level != "failed" for finding in fit):
-        yield _whole(config, target, context)
+        yield _whole(config, target)
 
 
 def algorithm_of(folder: Path) -> DraftAlgorithm:
@@ -176,11 +178,12 @@ def _types(folder: Path, target: ModelConfig) -> Finding:
     return Finding("types", "ok", f"{found}; both run in the engine's type")
 
 
-def _whole(config: EngineConfig, target: ModelConfig, context: int) -> Finding:
+def _whole(config: EngineConfig, target: ModelConfig) -> Finding:
     """What starting would refuse beyond that, and how much is drafted."""
-    source = find_draft(config, target, context)
-    if isinstance(source, Refused):
-        return failed(source.field, source.reason)
+    try:
+        source = find_draft(config, target)
+    except RefusedError as error:
+        return failed(error.refused.field, error.refused.reason)
     assert source is not None, "the algorithm has a draft model"
     steps, topk, nodes = msgspec.structs.astuple(source.shape)
     return Finding(

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, cast
 
 import msgspec
 
-from .config import EngineConfig
+from .config import EngineConfig, served_context
 from .draft_config import DraftAlgorithm, DraftConfig, SpecShape
 from .draft_config_json import load_draft_config
 from .drafter_spec import DrafterSpec, find_drafter
@@ -36,26 +36,30 @@ class DraftSource(NamedTuple):
     token_map: tuple[int, ...] | None
 
 
-def find_draft(
-    config: EngineConfig, target: ModelConfig, context: int
-) -> DraftSource | Refused | None:
-    """The draft model beside ``target``, which serves ``context`` tokens; None for algorithms
-    without one. This resolves how much is drafted: see ``EngineConfig.with_shape``.
+def find_draft(config: EngineConfig, target: ModelConfig) -> DraftSource | None:
+    """The draft model beside ``target``; None for algorithms without one. Raises RefusedError,
+    also for a context that the target cannot serve.
+
+    This resolves how much is drafted: see ``EngineConfig.with_shape``.
     """
+    context = served_context(config, target.context_length)
+    if isinstance(context, Refused):
+        raise RefusedError(context)
     if config.speculative_algorithm is None:
         return None
     spec = find_drafter(config.speculative_algorithm)
     if isinstance(spec, Refused):
-        return spec
+        raise RefusedError(spec)
     if not spec.has_model:
         return None
-    served = msgspec.structs.replace(target, context_length=context)
     try:
-        return _find(config, spec, served)
-    except RefusedError as error:
-        return error.refused
+        found = _find(config, spec, msgspec.structs.replace(target, context_length=context))
     except (ModelNotFound, ModelConfigError, HeaderError) as error:
-        return Refused(_FIELD, str(error).removeprefix(f"{_FIELD}: "))
+        reason = str(error).removeprefix(f"{_FIELD}: ")
+        raise RefusedError(Refused(_FIELD, reason)) from error
+    if isinstance(found, Refused):
+        raise RefusedError(found)
+    return found
 
 
 def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> DraftSource | Refused:
@@ -92,7 +96,8 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
     if shape.topk > draft.draft_vocab_size:
         return Refused(
             "speculative_eagle_topk",
-            f"{shape.topk} exceeds the {draft.draft_vocab_size} tokens that the draft knows",
+            f"{shape.topk} exceeds the {draft.draft_vocab_size} tokens that the draft knows; ask "
+            "for no more",
         )
     load_format = config.speculative_draft_load_format or config.load_format
     stored = {} if load_format == "dummy" else tensor_dtypes(folder)

@@ -31,7 +31,8 @@ def read_token_map(path: str, vocab_size: int) -> tuple[int, ...] | Refused:
         return Refused(_FIELD, f"{path!r} names no token; leave it out to draft from all of them")
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
-        return Refused(_FIELD, f"{path!r}: {wrong} is no id of the target's {vocab_size} tokens")
+        reason = f"{path!r}: {wrong} is no id of the target's {vocab_size} tokens"
+        return Refused(_FIELD, f"{reason}; give a map that was made for this target")
     if len(set(ids)) < len(ids):
         return Refused(_FIELD, f"{path!r} names a token twice; list every id once")
     return ids

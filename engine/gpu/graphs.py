@@ -35,9 +35,13 @@ def decode_shape(tier: Tier) -> StepShape:
     return StepShape(tier.width, groups, tier.tokens, tier.width > 1, tier.sampled, tier.edits)
 
 
-def decode_staging(tier: Tier, page_size: int) -> StagingShape:
-    """Room for a decode-only step: a row's new pages hold as many tokens as it can emit."""
-    pages = 1 + -(-tier.width // page_size)
+def decode_staging(tier: Tier, page_size: int, reach: int = 1) -> StagingShape:
+    """Room for a decode-only step, with a row's new pages.
+
+    ``reach``: tokens from a row's first on that drafts write KV for, where that is more than the
+    verify row itself. A row's first verify step is given pages for all of them at once.
+    """
+    pages = 1 + -(-max(tier.width, reach) // page_size)
     return StagingShape(tier.rows, tier.tokens, pages * tier.rows + 16, 0)
 
 
@@ -48,8 +52,10 @@ class StepGraphs:
     out before the next replay. ``block_bytes`` of input and the outputs are outside the pool.
     """
 
-    def __init__(self, step: DeviceStep, device: torch.device) -> None:
+    def __init__(self, step: DeviceStep, device: torch.device, reach: int = 1) -> None:
+        """``reach``: see decode_staging."""
         self._step = step
+        self._reach = reach
         self._device = device
         self._pool: _Pool | None = None
         self._graphs: dict[Tier, StepGraph] = {}
@@ -83,7 +89,8 @@ class StepGraphs:
         views.update_slots.fill_(self._step.state.spare_slot)
 
     def _capture(self, tier: Tier) -> StepGraph:
-        shape, staging = decode_shape(tier), decode_staging(tier, self._step.page_size)
+        shape = decode_shape(tier)
+        staging = decode_staging(tier, self._step.page_size, self._reach)
         block = torch.empty(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
         self._pad(block, staging)
         views = split_device(block, staging)

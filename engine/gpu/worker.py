@@ -68,6 +68,7 @@ class GpuWorker:
         self._kv = kv
         self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)
+        self._reach = 1  # tokens of KV that drafts of a row may write, see decode_staging
         self._runner = self._make_runner(1)
         self._held: deque[StepPlan] = deque()
         self._launched: deque[Launched] = deque()
@@ -85,6 +86,7 @@ class GpuWorker:
         if drafter is not None:
             self._step.drafter = drafter
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)
+        self._reach = max(1, config.kv_reach)
         self.set_verify_width(config.draft_width)
         self._runner.capture()
 
@@ -110,7 +112,7 @@ class GpuWorker:
         return self._runner.replay_seconds(rows, tokens, steps)
 
     def _make_runner(self, width: int) -> GpuStepRunner:
-        graphs = StepGraphs(self._step, self._device) if self._use_graphs else None
+        graphs = StepGraphs(self._step, self._device, self._reach) if self._use_graphs else None
         tiers = Tiers(self._max_graph_rows, width)
         return GpuStepRunner(self._step, self._packer, tiers, graphs, self._device, self._wait)
 

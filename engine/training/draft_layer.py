@@ -5,12 +5,11 @@ import torch
 
 from ...engine_core.model_config import ModelConfig
 from ...engine_core.refusal import Refused, RefusedError
-from .recipe import Setting
+from ...engine_core.train_spec import TrainSpec
 
 
-def layer_model(setting: Setting, widening: int) -> ModelConfig:
+def layer_model(spec: TrainSpec, target: ModelConfig, widening: int) -> ModelConfig:
     """A Llama layer as wide as the target. Raises RefusedError."""
-    spec, target = setting.spec, setting.target.config
     if spec.hidden_size not in (None, target.hidden_size):
         raise RefusedError(
             Refused(

@@ -34,6 +34,12 @@ class DraftVocab:
         return {"d2t": ids - torch.arange(len(ids)), "t2d": mask}
 
 
+def check_size(size: int, always: int, total: int) -> None:
+    """Raises ValueError for a size that ``always`` tokens fill, or that is above ``total``."""
+    if not always < size <= total:
+        raise ValueError(f"must be above {always} and at most {total}, is {size}")
+
+
 def draft_vocab(
     counts: NDArray[np.int64], size: int | None, always: tuple[int, ...], device: torch.device
 ) -> DraftVocab:
@@ -44,8 +50,7 @@ def draft_vocab(
     total = len(counts)
     if size is None or size == total:
         return DraftVocab(total, None, None, None)
-    if not len(always) < size < total:
-        raise ValueError(f"must be above {len(always)} and at most {total}, is {size}")
+    check_size(size, len(always), total)
     ranked = counts.copy()
     ranked[list(always)] = np.iinfo(np.int64).max
     chosen = np.sort(np.argsort(-ranked, kind="stable")[:size])

@@ -3,7 +3,9 @@
 import torch
 import torch.nn.functional as F
 
+from ...engine_core.model_config import ModelConfig
 from ...engine_core.refusal import Refused, RefusedError
+from ...engine_core.train_spec import TrainSpec
 from .batches import Batch
 from .dense import TargetOutput
 from .draft_layer import layer_model, learnt_matrix
@@ -20,13 +22,18 @@ class Eagle(EagleRecipe):
     layer_prefix = "layers.0"
 
     def __init__(self, setting: Setting) -> None:
-        for name in ("draft_vocab_size", "feature_layers"):
-            if getattr(setting.spec, name) is not None:
-                raise RefusedError(Refused(name, "EAGLE has none; it is EAGLE3's"))
-        if setting.spec.own_head:
-            raise RefusedError(Refused("own_head", "EAGLE reads the target's head"))
         vocab = draft_vocab(setting.counts, None, (), setting.target.device)
-        super().__init__(setting, layer_model(setting, 6), vocab)
+        super().__init__(setting, _layer(setting.spec, setting.target.config), vocab)
+
+    @staticmethod
+    def check(spec: TrainSpec, target: ModelConfig) -> None:
+        """Raises RefusedError."""
+        for name in ("draft_vocab_size", "feature_layers"):
+            if getattr(spec, name) is not None:
+                raise RefusedError(Refused(name, "EAGLE has none; leave it out, or train EAGLE3"))
+        if spec.own_head:
+            raise RefusedError(Refused("own_head", "EAGLE reads the target's head; leave it out"))
+        _layer(spec, target)
 
     def initial(self, generator: torch.Generator, sample: torch.Tensor) -> dict[str, torch.Tensor]:
         """A matrix for the pair, which at first keeps the hidden state as it is, and a layer
@@ -71,3 +78,7 @@ class Eagle(EagleRecipe):
         fields = draft_config("LlamaForCausalLMEagle", self._model, self._spec)
         tensors = {name: p.detach().to(dtype) for name, p in self.parameters.items()}
         return Exported(fields, tensors)
+
+
+def _layer(spec: TrainSpec, target: ModelConfig) -> ModelConfig:
+    return layer_model(spec, target, 6)

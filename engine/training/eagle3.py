@@ -3,12 +3,14 @@
 import torch
 import torch.nn.functional as F
 
+from ...engine_core.model_config import ModelConfig
 from ...engine_core.refusal import Refused, RefusedError
+from ...engine_core.train_spec import TrainSpec
 from ...kernels.rms_norm import rms_norm
 from .batches import Batch
 from .dense import TargetOutput
 from .draft_layer import layer_model, learnt_matrix, learnt_norm
-from .draft_vocab import draft_vocab
+from .draft_vocab import check_size, draft_vocab
 from .eagle_recipe import EagleRecipe, Fused
 from .export import draft_config
 from .recipe import Exported, Setting
@@ -20,29 +22,27 @@ class Eagle3(EagleRecipe):
     fuses_by_kernels = True
 
     def __init__(self, setting: Setting) -> None:
-        target = setting.target.config
-        layers = setting.spec.feature_layers or default_feature_layers(target.num_hidden_layers)
-        if list(layers) != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] <= (
-            target.num_hidden_layers
-        ):
-            raise RefusedError(
-                Refused(
-                    "feature_layers",
-                    f"must ascend within 1 to {target.num_hidden_layers}, are {list(layers)}",
-                )
-            )
-        self._feature_layers = layers
-        self._owns_head = setting.spec.own_head or setting.spec.draft_vocab_size is not None
-        try:
-            vocab = draft_vocab(
-                setting.counts,
-                setting.spec.draft_vocab_size,
-                target.eos_token_ids,
-                setting.target.device,
-            )
-        except ValueError as error:
-            raise RefusedError(Refused("draft_vocab_size", str(error))) from None
-        super().__init__(setting, layer_model(setting, 4), vocab)
+        spec, target = setting.spec, setting.target.config
+        self._feature_layers = _feature_layers(spec, target)
+        self._owns_head = spec.own_head or spec.draft_vocab_size is not None
+        vocab = draft_vocab(
+            setting.counts, spec.draft_vocab_size, target.eos_token_ids, setting.target.device
+        )
+        super().__init__(setting, _layer(spec, target), vocab)
+
+    @staticmethod
+    def check(spec: TrainSpec, target: ModelConfig) -> None:
+        """Raises RefusedError."""
+        layers, last = _feature_layers(spec, target), target.num_hidden_layers
+        if list(layers) != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] <= last:
+            reason = f"must ascend within 1 to {last}, are {list(layers)}"
+            raise RefusedError(Refused("feature_layers", reason))
+        if spec.draft_vocab_size is not None:
+            try:
+                check_size(spec.draft_vocab_size, len(target.eos_token_ids), target.vocab_size)
+            except ValueError as error:
+                raise RefusedError(Refused("draft_vocab_size", str(error))) from None
+        _layer(spec, target)
 
     def initial(self, generator: torch.Generator, sample: torch.Tensor) -> dict[str, torch.Tensor]:
         """Norms that even out the streams' dimensions, some of which are hundreds of times larger
@@ -119,6 +119,14 @@ class Eagle3(EagleRecipe):
         }
         tensors = {name: p.detach().to(dtype) for name, p in self.parameters.items()}
         return Exported(fields, tensors | self._vocab.maps())
+
+
+def _layer(spec: TrainSpec, target: ModelConfig) -> ModelConfig:
+    return layer_model(spec, target, 4)
+
+
+def _feature_layers(spec: TrainSpec, target: ModelConfig) -> tuple[int, ...]:
+    return spec.feature_layers or default_feature_layers(target.num_hidden_layers)
 
 
 def default_feature_layers(layers: int) -> tuple[int, ...]:

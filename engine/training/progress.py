@@ -10,12 +10,17 @@ import msgspec
 
 
 class Progress:
-    """A bar on standard error (lines where tqdm is missing) and ``log.jsonl`` in the output."""
+    """A bar on standard error (lines where tqdm is missing) and ``log.jsonl`` in the output.
 
-    def __init__(self, folder: Path, title: str, total: float, done: float, unit: str) -> None:
-        self._log = (folder / "log.jsonl").open("ab")
+    Without a ``folder`` it is silent.
+    """
+
+    def __init__(
+        self, folder: Path | None, title: str, total: float, done: float, unit: str
+    ) -> None:
+        self._log = None if folder is None else (folder / "log.jsonl").open("ab")
         self._title = title
-        self._bar = _bar(title, total, done, unit)
+        self._bar = None if folder is None else _bar(title, total, done, unit)
         self._done = done
         self._total = total
         self._shown = time.monotonic()
@@ -33,14 +38,15 @@ class Progress:
 
     def log(self, record: dict[str, object]) -> None:
         """One line of log.jsonl."""
-        self._log.write(msgspec.json.encode(record) + b"\n")
-        self._log.flush()
+        if self._log is not None:
+            self._log.write(msgspec.json.encode(record) + b"\n")
+            self._log.flush()
 
     def say(self, text: str) -> None:
         """A line on standard error, above the bar."""
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
-        else:
+        elif self._log is not None:
             print(text, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
@@ -54,7 +60,8 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
 
 
 def _bar(title: str, total: float, done: float, unit: str) -> Any:

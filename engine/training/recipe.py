@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...engine_core.model_config import ModelConfig
 from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.train_spec import TrainSpec
 from .batches import Batch
@@ -70,6 +71,8 @@ class Setting(NamedTuple):
 
 
 RecipeFactory = Callable[[Setting], Recipe]
+# Raises RefusedError for flags that do not suit the recipe or its target, whatever the data are.
+Check = Callable[[TrainSpec, ModelConfig], None]
 
 
 class RecipeRegistry:
@@ -77,20 +80,26 @@ class RecipeRegistry:
 
     def __init__(self) -> None:
         self._factories: dict[str, RecipeFactory] = {}
+        self._checks: dict[str, Check] = {}
 
-    def add(self, name: str, factory: RecipeFactory) -> None:
-        """Raises ValueError for a name that is taken."""
+    def add(self, name: str, factory: RecipeFactory, check: Check) -> None:
+        """``check`` runs before any data are made. Raises ValueError for a name that is taken."""
         if name in self._factories:
             raise ValueError(f"algorithm {name!r} has a recipe already")
         self._factories[name] = factory
+        self._checks[name] = check
+
+    def check(self, spec: TrainSpec, target: ModelConfig) -> None:
+        """Raises RefusedError for what can be told from the spec and its target alone."""
+        refused = self.refuse(spec.algorithm)
+        if refused is not None:
+            raise RefusedError(refused)
+        self._checks[spec.algorithm](spec, target)
 
     def make(self, setting: Setting) -> Recipe:
         """The recipe of ``setting.spec.algorithm``. Raises RefusedError."""
-        name = setting.spec.algorithm
-        refused = self.refuse(name)
-        if refused is not None:
-            raise RefusedError(refused)
-        return self._factories[name](setting)
+        self.check(setting.spec, setting.target.config)
+        return self._factories[setting.spec.algorithm](setting)
 
     def refuse(self, name: str) -> Refused | None:
         """Why ``name`` cannot be made, whatever its setting is."""

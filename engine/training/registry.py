@@ -9,7 +9,7 @@ from .standalone import Standalone
 def default_recipes() -> RecipeRegistry:
     """A registry of all recipes of this package."""
     registry = RecipeRegistry()
-    registry.add("EAGLE", Eagle)
-    registry.add("EAGLE3", Eagle3)
-    registry.add("STANDALONE", Standalone)
+    registry.add("EAGLE", Eagle, Eagle.check)
+    registry.add("EAGLE3", Eagle3, Eagle3.check)
+    registry.add("STANDALONE", Standalone, Standalone.check)
     return registry

@@ -19,7 +19,7 @@ from .batches import Mixture, Rows, RowSource, hold_out_windows, windows
 from .card import model_card
 from .dense import DenseTarget
 from .export import tensor_bytes, write_draft
-from .on_policy import Generate, own_rows
+from .on_policy import Generate, Say, own_rows
 from .recipe import RecipeRegistry, Setting
 from .registry import default_recipes
 from .token_files import DataError, Tokens, read_split
@@ -63,9 +63,14 @@ def train_draft(
 ) -> TrainReport:
     """Train, export, and say what came out. Raises RefusedError for what cannot be trained.
 
-    ``generate``: the engine's own text, for ``on_policy_source`` "engine".
+    ``generate``: the engine's own text, for ``on_policy_source`` "engine". In a process group of
+    torch.distributed all its processes train one draft, each on ``batch_size`` rows a step, and
+    come back once rank 0 has written it; ``output`` and ``on_policy_cache`` are folders that all
+    see. Where rank 0 raises, the others raise RuntimeError.
     """
     begun = time.monotonic()
+    world = this_world()
+    say = _say if world.leads else _silent
     registry = recipes or default_recipes()
     refused = refuse_train(spec) or registry.refuse(spec.algorithm)
     if refused is not None:
@@ -76,8 +81,14 @@ def train_draft(
     device = _device(spec)
     compiled = device.type == "cuda" if spec.compile is None else spec.compile
     folder, target = load_target(spec, device, compiled)
+    registry.check(spec, target.config)
+
+    def prepare() -> Data:
+        return _prepare(spec, folder, target, generate, say)
+
     try:
-        data = _prepare(spec, folder, target, generate)
+        # The others find rank 0's rows.
+        data = world.lead_first(prepare, prepare)
     except DataError as error:
         raise RefusedError(Refused("data", str(error).removeprefix("data: "))) from None
     counts = data.counts(target.config.vocab_size)
@@ -86,16 +97,19 @@ def train_draft(
     sample = torch.from_numpy(rows[: spec.batch_size]).long().to(device)
     setting = Setting(spec, target, counts, sample, compiled)
     recipe = registry.make(setting)
-    world = this_world()
     parameters = sum(leaf.numel() for leaf in recipe.parameters.values())
-    _say(f"{spec.algorithm}: {parameters / 1e6:.2f} M parameters to train on {device}")
+    say(f"{spec.algorithm}: {parameters / 1e6:.2f} M parameters to train on {device}")
     trainer = Trainer(spec, recipe, _mixture(spec, data, world, device), _held(data, device), world)
     outcome = trainer.run()
     exported = recipe.export(torch.bfloat16)
     size = tensor_bytes(exported.tensors)
-    card = model_card(spec, exported, outcome, data.own.size, data.corpus.size)
-    write_draft(output, exported, card, folder if spec.algorithm == "STANDALONE" else None)
-    _say(f"{output}: {size / 1e6:.2f} MB, {outcome.position.step} steps")
+
+    def write() -> None:
+        card = model_card(spec, exported, outcome, data.own.size, data.corpus.size)
+        write_draft(output, exported, card, folder if spec.algorithm == "STANDALONE" else None)
+
+    world.lead_first(write, lambda: None)
+    say(f"{output}: {size / 1e6:.2f} MB, {outcome.position.step} steps")
     return TrainReport(output, outcome, parameters, time.monotonic() - begun, _prompts(data))
 
 
@@ -124,7 +138,9 @@ def _device(spec: TrainSpec) -> torch.device:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def _prepare(spec: TrainSpec, folder: Path, target: DenseTarget, generate: Generate | None) -> Data:
+def _prepare(
+    spec: TrainSpec, folder: Path, target: DenseTarget, generate: Generate | None, say: Say
+) -> Data:
     config = target.config
     tokenizer = None
     if (folder / "tokenizer.json").is_file():
@@ -144,12 +160,12 @@ def _prepare(spec: TrainSpec, folder: Path, target: DenseTarget, generate: Gener
     if not len(held_rows):
         corpus, held_rows = hold_out_windows(corpus)
         stream, held = corpus.ravel(), held_rows.ravel()
-    _say(f"data: {stream.size / 1e6:.2f} M tokens to learn from, {held.size / 1e6:.2f} M held out")
+    say(f"data: {stream.size / 1e6:.2f} M tokens to learn from, {held.size / 1e6:.2f} M held out")
     own = selection_own = np.empty((0, length), dtype=np.int32)
     if spec.on_policy_rows:
-        own = own_rows(spec, "own_rows", stream, spec.on_policy_rows, target, generate, _say)
+        own = own_rows(spec, "own_rows", stream, spec.on_policy_rows, target, generate, say)
         selection_own = own_rows(
-            spec, "selection_rows", held, spec.selection_rows, target, generate, _say
+            spec, "selection_rows", held, spec.selection_rows, target, generate, say
         )
     return Data(corpus, held_rows, own, selection_own, length - spec.on_policy_tokens)
 
@@ -180,3 +196,7 @@ def _prompts(data: Data, count: int = 40) -> list[list[int]]:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _silent(text: str) -> None:
+    del text

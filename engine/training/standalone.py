@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from ...engine_core.model_config import ModelConfig
 from ...engine_core.refusal import Refused, RefusedError
-from ...engine_core.train_spec import unroll_of
+from ...engine_core.train_spec import TrainSpec, unroll_of
 from ...kernels.rms_norm import rms_norm
 from ..rotary import RotaryTable
 from .batches import Batch
@@ -25,12 +25,9 @@ class Standalone:
     """A Qwen3 with tied embeddings. Row p takes token p and predicts token p + 1."""
 
     def __init__(self, setting: Setting) -> None:
-        for name in ("draft_vocab_size", "feature_layers"):
-            if getattr(setting.spec, name) is not None:
-                raise RefusedError(Refused(name, "STANDALONE has none; it is EAGLE3's"))
         self._spec = setting.spec
         self._target = setting.target
-        self._model = standalone_model(setting)
+        self._model = standalone_model(setting.spec, setting.target.config)
         self._steps = unroll_of(setting.spec)
         device = setting.target.device
         self._rotary = RotaryTable(
@@ -38,6 +35,17 @@ class Standalone:
         )
         self._layer = compiled(decoder_layer) if setting.compiled else decoder_layer
         self.parameters = self._initial(torch.Generator().manual_seed(setting.spec.seed))
+
+    @staticmethod
+    def check(spec: TrainSpec, target: ModelConfig) -> None:
+        """Raises RefusedError."""
+        for name in ("draft_vocab_size", "feature_layers"):
+            if getattr(spec, name) is not None:
+                reason = "STANDALONE has none; leave it out, or train EAGLE3"
+                raise RefusedError(Refused(name, reason))
+        if spec.own_head:
+            raise RefusedError(Refused("own_head", "STANDALONE always has one; leave it out"))
+        standalone_model(spec, target)
 
     @property
     def matrices(self) -> frozenset[str]:
@@ -152,9 +160,11 @@ def _layer_weights(cast: dict[str, torch.Tensor], index: int) -> Weights:
     )
 
 
-def standalone_model(setting: Setting) -> ModelConfig:
-    """A Qwen3 half as wide as the target, of two layers, unless flags say otherwise."""
-    spec, target = setting.spec, setting.target.config
+def standalone_model(spec: TrainSpec, target: ModelConfig) -> ModelConfig:
+    """A Qwen3 half as wide as the target, of two layers, unless flags say otherwise.
+
+    Raises RefusedError for heads that attention cannot have.
+    """
     hidden = spec.hidden_size or max(8, target.hidden_size // 2)
     heads = spec.num_attention_heads or target.num_attention_heads
     kv_heads = spec.num_key_value_heads or min(heads, target.num_key_value_heads)

@@ -66,7 +66,11 @@ class Trainer:
             )
         total, unit = (spec.steps, "steps") if spec.steps else (spec.minutes or 0.0, "min")
         with Progress(
-            self._folder, spec.algorithm, float(total), self._amount(self._position), unit
+            self._folder if self._world.leads else None,
+            spec.algorithm,
+            float(total),
+            self._amount(self._position),
+            unit,
         ) as progress:
             tokens = self._loop(progress)
             self.use_average()
@@ -118,7 +122,9 @@ class Trainer:
                 _wait_for(loss)
             now = self._clock()
             start = now if start is None else start
-            self._position = Position(step, before + now - start)
+            # The schedule and the end are by one clock, else parameters and steps would differ.
+            seconds, spent = self._world.lead((before + now - start, now - begun))
+            self._position = Position(step, seconds)
             if step % spec.log_every == 0:
                 rate = window_tokens / max(1e-9, self._clock() - window_begin)
                 window_tokens, window_begin = 0, self._clock()
@@ -131,7 +137,7 @@ class Trainer:
             if now - saved > 60.0 * spec.checkpoint_minutes:
                 self._save()
                 saved = now
-            if spec.max_minutes is not None and now - begun > 60.0 * spec.max_minutes:
+            if spec.max_minutes is not None and spent > 60.0 * spec.max_minutes:
                 break
         self._save()
         return tokens
@@ -188,7 +194,7 @@ class Trainer:
         progress.log({**record, "loss": value, "tokens_per_s": rate, **found._asdict()})
 
     def _save(self) -> None:
-        if self._world.rank == 0:
+        if self._world.leads:
             save_checkpoint(
                 self._folder,
                 self._spec,

@@ -3,6 +3,10 @@
 Two cores exist, one a side, and only one works at a time. Before every round the caches are
 emptied: neither a prefix nor an n-gram of an earlier round helps a later one. What a drafter
 learns from earlier prompts of the same round does count; that is how it is used.
+
+A round of each side comes first and is not counted. On a GPU it compiles the kernels of steps with
+prefill rows, of which there is a variant for every range of sizes: decode-only steps are captured
+at the start, these are not.
 """
 
 import asyncio
@@ -22,8 +26,6 @@ from ..expand import GenerateItem
 from ..llm import flush_cache, raise_failed
 from .measure import CoreCost, Speculation, Spread, Timing, core_cost, speculation, spread
 from .prompts import BenchPrompt
-
-WARM_UP_PROMPTS = 2
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,8 +117,9 @@ async def bench_offline(
             same = msgspec.structs.replace(config, num_threads=threads)
             engines["speculative"] = await start_engine(same)
             stack.push_async_callback(engines["speculative"].stop)
-        for engine in engines.values():
-            await _round(engine, prompts[:WARM_UP_PROMPTS], batch_size, temperature)
+        for name, engine in engines.items():
+            done = await _round(engine, prompts, batch_size, temperature)
+            say(f"round 0, not counted, {name}: {done.tokens_per_s:.1f} tokens/s")
         rounds: dict[str, list[Round]] = {name: [] for name in engines}
         for number in range(repeat):
             order = list(engines) if number % 2 == 0 else list(reversed(engines))

@@ -82,7 +82,9 @@ def _offline(args: list[str]) -> int:
     )
     _common(parser)
     parser.add_argument("--batch-size", type=_positive, default=1, help="requests at a time")
-    parser.add_argument("--repeat", type=_positive, default=5, help="rounds a side")
+    parser.add_argument(
+        "--repeat", type=_positive, default=5, help="rounds a side that count; one before does not"
+    )
     add_engine_flags(parser, _TEXT)
     namespace = parser.parse_args(args)
     config = resolve_engine(namespace, _TEXT)

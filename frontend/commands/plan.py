@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ...engine_core.config import EngineConfig, served_context
+from ...engine_core.config import EngineConfig
 from ...engine_core.device_config import Device, place
 from ...engine_core.draft_source import DraftSource, find_draft
 from ...engine_core.host_memory import free_memory
@@ -134,10 +134,7 @@ def plan_table(plan: MemoryPlan) -> str:
 
 def _draft(config: EngineConfig, target: ModelConfig) -> DraftSource | None:
     """The draft model beside ``target``. Raises RefusedError."""
-    context = served_context(config, target.context_length)
-    draft = context if isinstance(context, Refused) else find_draft(config, target, context)
-    if isinstance(draft, Refused):
-        raise RefusedError(draft)
+    draft = find_draft(config, target)
     if draft is not None and draft.load_format != "dummy" and not draft.stored:
         reason = _no_tensors(draft.folder, "--speculative-draft-load-format")
         raise RefusedError(Refused("speculative_draft_model_path", reason))

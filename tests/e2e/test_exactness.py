@@ -3,6 +3,7 @@
 import itertools
 
 import exactness
+import exactness_gpu
 import pytest
 
 
@@ -57,3 +58,33 @@ def test_greedy_output_equals_transformers(prompts: list[exactness.Prompt]) -> N
     theirs = exactness.transformers_greedy(few)
     found = exactness.divergences(few, ours, theirs, exactness.float64_gap())
     assert not [d for d in found if not d.tie]
+
+
+def test_a_second_pass_and_aborts_change_nothing(prompts: list[exactness.Prompt]) -> None:
+    few = prompts[:4]
+    case = exactness_gpu.Case(exactness.Speculation("EAGLE3", exactness.TREE), 2, 1)
+    config = exactness_gpu.engine_config(case, "cpu", "float32")
+    plain, _ = exactness.run_config(
+        exactness_gpu.engine_config(exactness_gpu.PLAIN, "cpu", "float32"), few
+    )
+    outputs, figures = exactness.run_passes(config, few, 2, aborts=3)
+    gap = exactness.float64_gap()
+    found = [d for each in outputs for d in exactness.divergences(few, plain, each, gap)]
+    assert not [d for d in found if not d.tie]
+    assert figures["aborts"] >= 3
+    # The second pass finds all but the last page.
+    assert figures["cached_tokens"] > sum(len(prompt.tokens) - 32 for prompt in few)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_every_part_compares_with_plain_decoding_at_both_batches(few: bool) -> None:
+    for part in exactness_gpu.PARTS:
+        cases = exactness_gpu.chosen_cases([part], few, "cuda")
+        assert cases[:2] == [exactness_gpu.PLAIN, exactness_gpu.WIDE]
+        assert len(set(cases)) == len(cases)
+    drafts = exactness_gpu.chosen_cases(["drafts"], few, "cuda")
+    wanted = {some for some in exactness.speculations() if some is not None and some.shape}
+    assert wanted <= {case.speculation for case in drafts}
+    sources = {case.source for case in exactness_gpu.chosen_cases(["ngram"], few, "cuda")}
+    assert sources == {"cpu", "gpu", "both"}
+    assert {c.source for c in exactness_gpu.chosen_cases(["ngram"], few, "cpu")} == {"cpu"}

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from outrider.engine_core import admission
 from outrider.engine_core.controller import StepLengths
@@ -110,6 +111,20 @@ def test_steps_without_drafts_keep_it_complete(
         monkeypatch.setattr(lengths, "plan", varied)
         assert sum(checked_steps(made, requests(3))) > 20
     assert set(seen) == {0, 1, 2, 3}
+
+
+@over_algorithms
+def test_requests_that_do_not_draft_keep_it_complete(
+    models: Models, algorithm: DraftAlgorithm
+) -> None:
+    """Their pages serve those who do (decision 8)."""
+    messages = [
+        structs.replace(message, speculative=i == 0) for i, message in enumerate(requests(3))
+    ]
+    flags = {"disable_overlap_schedule": True, "disable_radix_cache": True}
+    with draft_core(models, algorithm, CHAIN, **flags) as made:
+        assert sum(checked_steps(made, messages)) > 20
+        assert made.core.scheduler.counters.plain_rows > 10
 
 
 @over_shapes

@@ -66,7 +66,7 @@ def test_weights_of_every_format_are_planned_exactly(
     floats = {k: t.to(dtype) if t.is_floating_point() else t for k, t in tensors.items()}
     save_file(floats, folder / "model.safetensors")
     config = config_of(target, algorithm, folder, **fields)
-    source = find_draft(config, model, model.context_length)
+    source = find_draft(config, model)
     assert isinstance(source, DraftSource), source
     for computed, device in ((torch.float32, "cpu"), (torch.bfloat16, "cuda")):
         native = device == "cpu"
@@ -184,7 +184,7 @@ def planned(fraction: float = 0.9, **fields: Any) -> MemoryPlan:
         speculative_draft_model_path=str(EAGLE3),
         **fields,
     )
-    draft = find_draft(config, model, model.context_length)
+    draft = find_draft(config, model)
     assert isinstance(draft, DraftSource), draft
     config = config.with_shape(draft.shape)
     placement = ON_CUDA._replace(mem_fraction=fraction)

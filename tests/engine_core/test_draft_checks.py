@@ -12,6 +12,7 @@ from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.draft_checks import algorithm_of, check_draft
 from outrider.engine_core.draft_finding import Finding
 from outrider.engine_core.model_path import ModelNotFound
+from outrider.engine_core.refusal import RefusedError
 from outrider.engine_core.tokenizer_match import match_tokenizers
 
 from ..engine.draft_checkpoints import write_eagle, write_eagle3, write_standalone
@@ -61,6 +62,20 @@ def test_a_draft_that_fits_is_ok_in_every_check(target: Path, tmp_path: Path) ->
     assert one["captured layers"].found == "the target's final hidden state"
     alone = check(target, write_standalone(tmp_path / "s", target), "standalone")
     assert alone["tokenizer"].level == "warning"
+
+
+def test_types_are_those_of_the_file_that_is_loaded(target: Path, tmp_path: Path) -> None:
+    """The draft's own load format decides, whatever the target's is."""
+    draft = write_eagle3(tmp_path, target)
+    dummy, auto = {"load_format": "dummy"}, {"speculative_draft_load_format": "auto"}
+    assert "types" in check(target, draft, "EAGLE3", **dummy, **auto)
+    assert "types" not in check(target, draft, "EAGLE3", **dummy)
+    assert "types" not in check(target, draft, "EAGLE3", speculative_draft_load_format="dummy")
+
+
+def test_a_context_that_the_target_lacks_is_refused(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match=r"context_length: .* exceeds the model"):
+        check(target, write_eagle3(tmp_path, target), "EAGLE3", context_length=1 << 20)
 
 
 def test_a_drafter_without_a_model_has_nothing_to_check() -> None:

@@ -12,7 +12,7 @@ from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.draft_config import SpecShape
 from outrider.engine_core.draft_source import DraftSource, find_draft
 from outrider.engine_core.model_config import ModelConfig, load_model_config
-from outrider.engine_core.refusal import Refused
+from outrider.engine_core.refusal import Refused, RefusedError
 
 CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
 QWEN = load_model_config(CONFIGS / "qwen3-8b")
@@ -25,7 +25,10 @@ def find(
 ) -> DraftSource | Refused | None:
     given = {"model": "m", "load_format": "dummy", **fields}
     config = EngineConfig(speculative_algorithm=algorithm, **given)
-    return find_draft(config, target, config.context_length or target.context_length)
+    try:
+        return find_draft(config, target)
+    except RefusedError as error:
+        return error.refused
 
 
 def found(algorithm: str, **fields: Any) -> DraftSource:
@@ -136,7 +139,7 @@ def test_a_branch_more_than_the_draft_has_tokens(tmp_path: Path) -> None:
     assert (draft.config.draft_vocab_size, draft.config.hot_tokens) == (3, True)
     answer = refused("EAGLE", speculative_eagle_topk=4, **fields)
     assert answer.field == "speculative_eagle_topk"
-    assert "the 3 tokens" in answer.reason
+    assert answer.reason == "4 exceeds the 3 tokens that the draft knows; ask for no more"
 
 
 def test_hot_tokens_need_their_map(tmp_path: Path) -> None:
@@ -159,7 +162,7 @@ def test_hot_tokens_need_their_map(tmp_path: Path) -> None:
         ("map.json", "[1.5]", "must hold a JSON list"),
         ("map.json", "[", "must hold a JSON list"),
         ("map.json", "[]", "names no token"),
-        ("map.json", "[1, 151936]", "151936 is no id"),
+        ("map.json", "[1, 151936]", "151936 is no id of the target's 151936 tokens; give a map"),
         ("map.json", "[-1]", "-1 is no id"),
         ("map.json", "[1, 2, 1]", "names a token twice"),
         ("map.json", None, "cannot be read"),

@@ -211,4 +211,6 @@ def test_offline_without_an_algorithm_measures_the_baseline_only(tmp_path: Path)
     report = json.loads(file.read_text())
     assert (report["speculative"], report["speedup"]) == (None, None)
     assert report["baseline"]["output_tokens"] == 24
+    assert len(report["baseline"]["output_tokens_per_s_rounds"]) == 2
+    assert "round 0, not counted, baseline: " in done.stderr
     assert "only the baseline was measured" in done.stdout

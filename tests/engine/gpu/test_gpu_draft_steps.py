@@ -67,11 +67,11 @@ def load(models: Models, algorithm: DraftAlgorithm, target: GpuDecoder) -> Draft
 
 @contextmanager
 def started(
-    models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape
+    models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape, page_size: int = 16
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     known = load_model_config(models.target)
     target = GpuDecoder(Checkpoint(models.target), known, DTYPE, DEVICE)
-    flags: dict[str, Any] = {"page_size": 16, "chunked_prefill_size": 9}
+    flags: dict[str, Any] = {"page_size": page_size, "chunked_prefill_size": 9}
     flags["disable_cuda_graph"] = DEVICE.type == "cpu"
     if algorithm is not None:
         flags |= {
@@ -122,6 +122,15 @@ def test_every_drafter_gives_the_tokens_of_plain_decoding(
     tokens, accepted = run(models, algorithm, shape)
     assert tokens == plain
     assert accepted > 0
+
+
+@pytest.mark.gpu
+def test_the_first_steps_of_a_wide_tree_replay_their_graph(models: Models) -> None:
+    """Pages of one token: a first verify step is given one for each of the 41 that drafts reach."""
+    with started(models, "EAGLE3", SpecShape(6, 8, 8), 1) as (assembly, worker):
+        drive(assembly.core, requests())
+        counts = worker.counts
+    assert counts.replays == counts.decode_steps > 0
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
