@@ -110,7 +110,8 @@ def _from_hub(field: str, name: str, revision: str | None, looked: list[str]) ->
 
 def _missing(field: str, name: str, looked: list[str], reason: str) -> ModelNotFound:
     return ModelNotFound(
-        f"{field}: {name!r} was not found. Looked for: {'; '.join(looked)}. Reason: {reason.rstrip('.')}. "
-        "Give `pycoder`, a folder with config.json and *.safetensors, or a Hugging Face id that "
-        "is cached or reachable (HF_TOKEN for gated models; HF_HUB_OFFLINE must be unset)."
+        f"{field}: {name!r} was not found. Looked for: {'; '.join(looked)}. "
+        f"Reason: {reason.rstrip('.')}. Give `pycoder`, a folder with config.json and "
+        "*.safetensors, or a Hugging Face id that is cached or reachable "
+        "(HF_TOKEN for gated models; HF_HUB_OFFLINE must be unset)."
     )

@@ -10,8 +10,8 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``e2e_latency``: seconds. ``spec_accept_length`` (tau): tokens that verify steps emitted,
     bonus included, over verify steps (docs/wire-protocol.md); ``spec_accept_rate``: correct over
-    proposed drafts; both are 0 when there were none. ``spec_plain_steps``: decode steps without a draft. ``simulated``:
-    the accept lengths were forced and the text is not the model's.
+    proposed drafts; both are 0 when there were none. ``spec_plain_steps``: decode steps without a
+    draft. ``simulated``: the accept lengths were forced and the text is not the model's.
     """
 
     id: str
