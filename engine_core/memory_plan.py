@@ -268,10 +268,8 @@ def plan_num_pages(
 
 
 def _room(free_bytes: int, context_bytes: int) -> str:
-    if not context_bytes:
-        return f"the {gib(free_bytes)} that are free"
-    left = gib(free_bytes - context_bytes)
-    return f"the {left} that a CUDA context of {gib(context_bytes)} leaves of {gib(free_bytes)}"
+    beside = f" beside a CUDA context of {gib(context_bytes)}" if context_bytes else ""
+    return f"the {gib(free_bytes - context_bytes)} that are free{beside}"
 
 
 def _shape(config: EngineConfig) -> SpecShape | Refused:

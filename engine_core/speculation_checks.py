@@ -49,7 +49,11 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
     given = config.speculative_num_draft_tokens
     width = spec.default_num_draft_tokens if given is None else given
     if not MIN_DRAFT_TOKENS <= width <= MAX_DRAFT_TOKENS:
-        alone = " (the bonus token alone, which leaves no draft)" if width == 1 else ""
+        alone = (
+            " (the bonus token alone, which leaves no draft); ask for 2 or more"
+            if width == 1
+            else ""
+        )
         return Refused(
             "speculative_num_draft_tokens",
             f"must be between {MIN_DRAFT_TOKENS} and {MAX_DRAFT_TOKENS}, got {width}{alone}",

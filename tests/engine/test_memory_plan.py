@@ -187,8 +187,8 @@ def test_what_does_not_fit_is_refused_with_numbers(
             139,
             0.05,
             "mem_fraction_static",
-            "0.05 of the 138.351 GiB that a CUDA context of 0.649 GiB leaves of 139.000 GiB "
-            "leaves no room",
+            "0.05 of the 138.351 GiB that are free beside a CUDA context of 0.649 GiB leaves no "
+            "room",
         ),
         (0.25, 0.9, "device", "kernels take 0.649 GiB, but 0.250 GiB are free"),
     ],
