@@ -18,9 +18,9 @@ from ..engine_core.draft_source import DraftSource, find_draft
 from ..engine_core.model_config import load_model_config
 from ..engine_core.model_path import resolve_model
 from ..engine_core.refusal import Refused, RefusedError
+from ..engine_core.tensor_shapes import IGNORABLE, UNUSED
 from .child_stdout import take_stdout
-from .models.decoder_weights import IGNORABLE, read_head, read_layer
-from .models.draft_loader import UNUSED
+from .models.decoder_weights import read_head, read_layer
 from .models.draft_weights import DraftTensors, read_draft, read_token_ids
 from .weights import Checkpoint, WeightsError
 

@@ -65,7 +65,7 @@ class StepDrafts:
         """Tell the drafter what ``buffers`` say was decided."""
         rows = len(slots)
         lens = buffers.accept_lens[:rows]
-        tokens, path = _grid(buffers.emitted, lens), _grid(buffers.accept_idx, lens)
+        tokens, path = _grids(lens, buffers.emitted, buffers.accept_idx)
         self.drafter.align(
             Verdict(
                 torch.from_numpy(slots.copy()),
@@ -81,9 +81,14 @@ class StepDrafts:
         )
 
 
-def _grid(values: I32, lens: I32) -> torch.Tensor:
-    """int32[R, W]: runs of ``lens`` int32[R] values side by side, -1 beyond them."""
+def _grids(lens: I32, *runs: I32) -> list[torch.Tensor]:
+    """int32[R, W] of each argument: runs of ``lens`` int32[R] values side by side, then -1."""
     width = max(1, int(lens.max(initial=0)))
-    grid = np.full((len(lens), width), -1, dtype=np.int32)
-    grid[np.arange(width) < lens[:, None]] = values[: lens.sum()]
-    return torch.from_numpy(grid)
+    filled = np.arange(width) < lens[:, None]
+    total = int(lens.sum())
+    grids: list[torch.Tensor] = []
+    for values in runs:
+        grid = np.full((len(lens), width), -1, dtype=np.int32)
+        grid[filled] = values[:total]
+        grids.append(torch.from_numpy(grid))
+    return grids

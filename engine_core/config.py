@@ -147,8 +147,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculative_eagle_topk: Annotated[
         int | None,
         Doc(
-            description="branches of a draft model's tree, on a GPU up to 8; 1, a chain, if only "
-            "the steps are set"
+            description="branches of a draft model's tree, up to 63, on a GPU up to 8, and with "
+            "topk * (steps - 1) up to 64; 1, a chain, if only the steps are set"
         ),
     ] = None
     speculative_num_draft_tokens: Annotated[

@@ -1,5 +1,6 @@
 """Bytes that a draft model's own weights and KV take, from its config and tensor types alone."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from .draft_config import DraftConfig
 from .draft_names import our_name
 from .draft_source import DraftSource
 from .model_sizes import kv_bytes_per_token, padded, runs_packed, weight_bytes
+from .tensor_shapes import draft_shapes
 
 
 class DraftSizes(NamedTuple):
@@ -36,8 +38,10 @@ def draft_sizes(draft: DraftSource, placement: Placement) -> DraftSizes:
     elif runs_packed(config.model, placement):
         weights = _packed_bytes(draft)
     else:
-        elements = sum(matrix.outputs * matrix.inputs for matrix in _matrices(config))
-        weights = (elements + _vector_elements(config) + _table_elements(config)) * item
+        elements = sum(math.prod(shape) for shape in draft_shapes(config, ()).values())
+        if config.hot_tokens and not config.owns_head:  # rows of the target's
+            elements += config.draft_vocab_size * config.model.hidden_size
+        weights = elements * item
     return DraftSizes(weights, kv_bytes_per_token(config.model, item))
 
 
@@ -58,24 +62,6 @@ def _matrices(config: DraftConfig) -> Iterator[_Matrix]:
     if config.owns_head or config.hot_tokens:
         name = "lm_head" if config.owns_head else ""
         yield _Matrix((name,), config.draft_vocab_size, hidden)
-
-
-def _vector_elements(config: DraftConfig) -> int:
-    """Norms and biases."""
-    model, three = config.model, config.algorithm == "EAGLE3"
-    hidden = model.hidden_size
-    layer = 2 * hidden  # in front of attention and of the MLP
-    layer += 2 * model.head_dim if model.qk_norm else 0
-    layer += model.q_size + 2 * model.kv_size if model.qkv_bias else 0
-    layer += hidden if model.o_bias else 0
-    layer += 2 * model.intermediate_size + hidden if model.mlp_bias else 0
-    total = model.num_hidden_layers * layer
-    if three:
-        total += 2 * hidden  # the embedding's norm, and the last
-    elif not config.first_layer_norm:
-        total -= hidden
-    total += hidden if config.fc_bias else 0
-    return total + config.feature_size * (config.norm_before_fc + config.chunk_norms)
 
 
 def _table_elements(config: DraftConfig) -> int:

@@ -10,6 +10,7 @@ import msgspec
 from .refusal import Refused
 
 ENTRY_POINT_GROUP = "outrider.drafters"
+MIN_DRAFT_TOKENS = 2  # nodes of a row: the bonus token alone leaves no draft
 MAX_DRAFT_TOKENS = 64  # nodes of a row, the bonus token included: one bit each in a mask
 
 
@@ -190,8 +191,10 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
         return _refuse(f"{origin} gives a DrafterSpec that is not valid: {error}")
     if spec.name.upper() != key:
         return _refuse(f"{origin} declares the name {spec.name!r}; the two must be equal")
-    if not 1 <= spec.default_num_draft_tokens <= MAX_DRAFT_TOKENS:
-        return _refuse(f"{origin}: default_num_draft_tokens must be 1 to {MAX_DRAFT_TOKENS}")
+    if not MIN_DRAFT_TOKENS <= spec.default_num_draft_tokens <= MAX_DRAFT_TOKENS:
+        return _refuse(
+            f"{origin}: default_num_draft_tokens must be {MIN_DRAFT_TOKENS} to {MAX_DRAFT_TOKENS}"
+        )
     if spec.draft_kv is not DraftKV.NONE:
         return _refuse(
             f"{origin} declares draft_kv {spec.draft_kv.name}; only the engine's own draft models "

@@ -108,15 +108,21 @@ def plan_memory(
     cuda_context = parts.CONTEXT_BYTES + parts.KERNEL_BYTES if on_cuda else 0
     if on_cuda and config.tp_size > 1:
         cuda_context += parts.NCCL_BYTES
-    left = max(0, free_bytes - cuda_context)
+    if cuda_context >= free_bytes:
+        return Refused(
+            "device",
+            f"cuda: the driver's context and the kernels take {gib(cuda_context)}, but "
+            f"{gib(free_bytes)} are free; free memory of the GPU, or use --device cpu",
+        )
     try:
         pages = plan_num_pages(
-            left,
+            free_bytes,
             placement.mem_fraction,
             weights + added.weight_bytes,
             config.page_size,
             token_bytes,
             wanted_tokens(config, context),
+            cuda_context,
         )
     except ValueError as error:
         field, _, reason = str(error).partition(": ")
@@ -127,9 +133,9 @@ def plan_memory(
         return Refused(
             "max_total_tokens",
             f"{config.max_total_tokens} tokens of KV, {size}, do not fit beside "
-            f"{gib(weights + added.weight_bytes)} of "
-            f"weights into {placement.mem_fraction} of the {gib(left)} that "
-            f"are free; the memory allows {tokens}; ask for less or raise --mem-fraction-static",
+            f"{gib(weights + added.weight_bytes)} of weights into {placement.mem_fraction} of "
+            f"{_room(free_bytes, cuda_context)}; the memory allows {tokens}; ask for less or raise "
+            "--mem-fraction-static",
         )
     nodes = config.max_running_requests * width
     # Without chunks a step takes in whatever the pool holds.
@@ -235,20 +241,21 @@ def plan_num_pages(
     page_size: int,
     token_bytes: int,
     max_total_tokens: int | None = None,
+    context_bytes: int = 0,
 ) -> int:
     """Usable pages of the pool.
 
-    Weights and KV together may take ``mem_fraction`` of ``free_bytes``, the memory that was free
-    before the weights were loaded. ``max_total_tokens`` caps the result. Raises ValueError when
-    not even one page (and the sink) fits.
+    Weights and KV together may take ``mem_fraction`` of what a CUDA context of ``context_bytes``
+    leaves of ``free_bytes``, the memory that was free before. ``max_total_tokens`` caps the result.
+    Raises ValueError when not even one page (and the sink) fits.
     """
     if not 0.0 < mem_fraction < 1.0:
         raise ValueError(f"mem_fraction_static: must be between 0 and 1, is {mem_fraction}")
-    budget = int(free_bytes * mem_fraction) - weight_bytes
+    budget = int((free_bytes - context_bytes) * mem_fraction) - weight_bytes
     pages = budget // (page_size * token_bytes) - 1
     if pages < 1:
         raise ValueError(
-            f"mem_fraction_static: {mem_fraction} of the {gib(free_bytes)} that are free leaves no "
+            f"mem_fraction_static: {mem_fraction} of {_room(free_bytes, context_bytes)} leaves no "
             f"room for KV beside {gib(weight_bytes)} of weights; raise it or take a smaller model"
         )
     if max_total_tokens is not None:
@@ -258,6 +265,11 @@ def plan_num_pages(
             )
         pages = min(pages, max_total_tokens // page_size)
     return pages
+
+
+def _room(free_bytes: int, context_bytes: int) -> str:
+    beside = f" beside a CUDA context of {gib(context_bytes)}" if context_bytes else ""
+    return f"the {gib(free_bytes - context_bytes)} that are free{beside}"
 
 
 def _shape(config: EngineConfig) -> SpecShape | Refused:

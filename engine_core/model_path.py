@@ -45,6 +45,11 @@ def resolve_model(name: str, revision: str | None = None, field: str = "model") 
             f"{field}: the folder {str(folder)!r} exists but has no config.json; give the folder "
             "that holds config.json and the *.safetensors files"
         )
+    if folder.is_file():
+        raise ModelNotFound(
+            f"{field}: {name!r} is a file; give the folder that holds config.json and the "
+            "*.safetensors files"
+        )
     if not _HUB_ID.fullmatch(name):
         raise _missing(field, name, looked, "it is not a Hugging Face id (owner/name)")
     return _from_hub(field, name, revision, looked)
@@ -105,7 +110,8 @@ def _from_hub(field: str, name: str, revision: str | None, looked: list[str]) ->
 
 def _missing(field: str, name: str, looked: list[str], reason: str) -> ModelNotFound:
     return ModelNotFound(
-        f"{field}: {name!r} was not found. Looked for: {'; '.join(looked)}. Reason: {reason}. "
-        "Give `pycoder`, a folder with config.json and *.safetensors, or a Hugging Face id that "
-        "is cached or reachable (HF_TOKEN for gated models; HF_HUB_OFFLINE must be unset)."
+        f"{field}: {name!r} was not found. Looked for: {'; '.join(looked)}. "
+        f"Reason: {reason.rstrip('.')}. Give `pycoder`, a folder with config.json and "
+        "*.safetensors, or a Hugging Face id that is cached or reachable "
+        "(HF_TOKEN for gated models; HF_HUB_OFFLINE must be unset)."
     )

@@ -1,9 +1,11 @@
 """Bytes that a model's weights and KV take in memory, from config.json and tensor types alone."""
 
+import math
 from collections.abc import Mapping
 
 from .device_config import DTYPE_BYTES, Placement
 from .model_config import ModelConfig
+from .tensor_shapes import decoder_shapes
 
 
 def kv_bytes_per_token(model: ModelConfig, item: int) -> int:
@@ -25,15 +27,7 @@ def weight_bytes(
 
 def _elements(model: ModelConfig) -> int:
     """Elements of all tensors, a tied head counted once."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    q, kv = model.q_size, model.kv_size
-    layer = (q + 2 * kv) * hidden + hidden * q + 3 * inner * hidden + 2 * hidden
-    layer += 2 * model.head_dim if model.qk_norm else 0
-    layer += q + 2 * kv if model.qkv_bias else 0
-    layer += hidden if model.o_bias else 0
-    layer += 2 * inner + hidden if model.mlp_bias else 0
-    heads = 1 if model.tie_word_embeddings else 2
-    return model.num_hidden_layers * layer + heads * model.vocab_size * hidden + hidden
+    return sum(math.prod(shape) for shape in decoder_shapes(model).values())
 
 
 def _packed_bytes(model: ModelConfig, stored: Mapping[str, str]) -> int:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .drafter_spec import MAX_DRAFT_TOKENS, NGRAM, DrafterSpec, find_drafter
+from .drafter_spec import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS, NGRAM, DrafterSpec, find_drafter
 from .refusal import Refused
 from .spec_shape import given_shape, refuse_simulation
 
@@ -48,10 +48,15 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
             return _needs_ngram(field)
     given = config.speculative_num_draft_tokens
     width = spec.default_num_draft_tokens if given is None else given
-    if not 1 <= width <= MAX_DRAFT_TOKENS:
+    if not MIN_DRAFT_TOKENS <= width <= MAX_DRAFT_TOKENS:
+        alone = (
+            " (the bonus token alone, which leaves no draft); ask for 2 or more"
+            if width == 1
+            else ""
+        )
         return Refused(
             "speculative_num_draft_tokens",
-            f"must be between 1 and {MAX_DRAFT_TOKENS}, got {width}",
+            f"must be between {MIN_DRAFT_TOKENS} and {MAX_DRAFT_TOKENS}, got {width}{alone}",
         )
     if spec.has_model:
         return _refuse_draft_model(config, spec)

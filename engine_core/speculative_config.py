@@ -1,5 +1,7 @@
 """vLLM's ``--speculative-config``, translated to the engine's flags."""
 
+import json
+
 import msgspec
 
 from .refusal import Refused
@@ -23,6 +25,9 @@ def apply_speculative_config(text: str) -> dict[str, str | int] | Refused:
         raw = msgspec.json.decode(text, type=dict[str, object])
     except msgspec.MsgspecError as error:
         return Refused("speculative_config", f"must be a JSON object: {error}")
+    repeated = _repeated_key(text)
+    if repeated is not None:
+        return Refused("speculative_config", f"has {repeated!r} twice; give it once")
     for key in raw:
         if key == "prompt_lookup_max":
             return Refused(
@@ -58,3 +63,10 @@ def apply_speculative_config(text: str) -> dict[str, str | int] | Refused:
         else:
             out["speculative_num_draft_tokens"] = count + 1
     return out
+
+
+def _repeated_key(text: str) -> str | None:
+    """A key that the JSON object ``text`` has more than once, of which decoding keeps the last."""
+    pairs: list[tuple[str, object]] = json.loads(text, object_pairs_hook=list, parse_int=str)
+    keys = [key for key, _ in pairs]
+    return next((key for key in keys if keys.count(key) > 1), None)

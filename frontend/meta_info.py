@@ -9,9 +9,9 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is reported beside the text of a request; ``spec_*`` only when a drafter is loaded.
 
     ``e2e_latency``: seconds. ``spec_accept_length`` (tau): tokens that verify steps emitted,
-    bonus included, over verify steps; ``spec_accept_rate``: correct over proposed drafts; both
-    are 0 when there were none. ``spec_plain_steps``: decode steps without a draft. ``simulated``:
-    the accept lengths were forced and the text is not the model's.
+    bonus included, over verify steps (docs/wire-protocol.md); ``spec_accept_rate``: correct over
+    proposed drafts; both are 0 when there were none. ``spec_plain_steps``: decode steps without a
+    draft. ``simulated``: the accept lengths were forced and the text is not the model's.
     """
 
     id: str

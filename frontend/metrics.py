@@ -58,6 +58,10 @@ class Metrics:
         if tokens:
             self._per_token.observe(latency / tokens)
 
+    def observe_left(self) -> None:
+        """Count a sequence that ended because its client left."""
+        self._aborted.inc()
+
     def render(self, stats: CoreStats | None, info: CoreInfo) -> bytes:
         """The exposition text; without new ``stats`` the core's last known ones stand."""
         self._core.update(stats, info)

@@ -172,15 +172,18 @@ class AsyncService:
             core.submit(requests, mailbox)
             self.metrics.requests.inc(len(requests))
             remaining = len(requests)
-            while remaining:
-                for output in await mailbox.take():
-                    sequence = sequences[output.rid]
-                    remaining -= output.finish is not None
-                    yield self._delta(sequence, output)
+            try:
+                while remaining:
+                    for output in await mailbox.take():
+                        sequence = sequences[output.rid]
+                        remaining -= output.finish is not None
+                        yield self._delta(sequence, output)
+            finally:
+                for core_id, sequence in sequences.items():
+                    if not sequence.finished:
+                        core.forget(core_id)
+                        self.metrics.observe_left()
         finally:
-            for core_id, sequence in sequences.items():
-                if not sequence.finished:
-                    core.forget(core_id)
             self._claims.release(claim)
 
     async def tokens_of(

@@ -184,6 +184,25 @@ static void ISA(attend_block)(const attention_args *a, int64_t kv_head, ISA(quer
         ISA(weigh)(&heads[h], p[h], values, slots, stride, dim, heads[h].first, heads[h].count);
 }
 
+#ifdef HAS_AVX512
+#include "cpu_attend_avx512.h"
+#endif
+
+/* One block of `count` slots for any number of query heads up to HEAD_TILE. */
+ALWAYS_INLINE void ISA(attend_heads)(const attention_args *a, int64_t kv_head,
+                                     ISA(query_head) * heads, int num_heads, const int32_t *slots,
+                                     int count)
+{
+    int paired = 0;
+#ifdef HAS_AVX512
+    paired = a->head_dim % 16 ? 0 : num_heads / 2 * 2;
+    if (paired)
+        ISA(attend_pairs)(a, kv_head, heads, paired, slots, count);
+#endif
+    if (paired < num_heads)
+        ISA(attend_block)(a, kv_head, heads + paired, num_heads - paired, slots, count);
+}
+
 /* Ranks [begin, end) of a block for the tokens of a row from `token` on. visible[i]: how many
  * keys token i sees in all; those that see none of the block are left out. */
 static void ISA(attend_tokens)(const attention_args *a, int64_t kv_head, int64_t first_token,
@@ -208,7 +227,7 @@ static void ISA(attend_tokens)(const attention_args *a, int64_t kv_head, int64_t
             widest = next->count > widest ? next->count : widest;
         }
         if (used && (used == HEAD_TILE || i + 1 == num_tokens * group)) {
-            ISA(attend_block)(a, kv_head, heads, used, slots, widest);
+            ISA(attend_heads)(a, kv_head, heads, used, slots, widest);
             used = widest = 0;
         }
     }

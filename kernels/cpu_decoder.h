@@ -134,9 +134,23 @@ static const float *ISA(taken)(const decoder_model *model, const decoder_layer *
     return scratch->normed;
 }
 
+/* Move the last rows of every sequence, those of `asked`, to the front of a matrix. */
+static void ISA(keep_asked)(const ragged_batch *batch, const ragged_batch *asked, int64_t width,
+                            float *matrix)
+{
+    for (int64_t r = 0; r < batch->num_rows; r++) {
+        int64_t first = asked->cu_q[r], count = asked->cu_q[r + 1] - first;
+        __builtin_memmove(matrix + first * width, matrix + (batch->cu_q[r + 1] - count) * width,
+                          (size_t)(count * width) * sizeof(float));
+    }
+}
+
+/* asked: batch itself, or its rows with only their last tokens, whose stream is then all that is
+ * left behind the layer, side by side. */
 static void ISA(layer_forward)(const decoder_model *model, const decoder_layer *layer,
-                               const ragged_batch *batch, const decoder_cache *cache,
-                               const decoder_scratch *scratch, int64_t index)
+                               const ragged_batch *batch, const ragged_batch *asked,
+                               const decoder_cache *cache, const decoder_scratch *scratch,
+                               int64_t index)
 {
     int64_t rows = batch->num_tokens, hidden = model->hidden, dim = model->head_dim;
     int64_t plane = cache->num_slots * model->kv_heads * dim, gated = layer->gate_up.panels * 8;
@@ -146,11 +160,16 @@ static void ISA(layer_forward)(const decoder_model *model, const decoder_layer *
     ISA(matmul)(&layer->qkv, taken, layer->qkv.k, rows, scratch->qkv, layer->qkv.panels * PANEL,
                 EPILOGUE_STORE);
     ISA(prepare_heads)(model, layer, batch, cache, scratch->qkv, queries, keys, values);
+    if (asked != batch) {
+        ISA(keep_asked)(batch, asked, model->heads * dim, queries);
+        ISA(keep_asked)(batch, asked, hidden, scratch->stream);
+        rows = asked->num_tokens;
+    }
     attention_args args = {queries,        keys,          values,      model->heads,
                                 model->kv_heads, dim,           layer->window, model->scale,
                                 scratch->context, scratch->states, scratch->visible,
                                 scratch->gathered};
-    ISA(attention)(&args, batch, scratch->slots);
+    ISA(attention)(&args, asked, scratch->slots);
     ISA(matmul)(&layer->o, scratch->context, model->heads * dim, rows, scratch->stream, hidden,
                 EPILOGUE_ADD);
     ISA(rms_norm)(scratch->stream, layer->post_norm, rows, hidden, model->eps, scratch->normed);
@@ -172,19 +191,21 @@ static void ISA(decoder_forward)(const decoder_model *model, const ragged_batch 
         if (next < num_capture && capture[next] == i)
             __builtin_memcpy((char *)captured + bytes * next++, scratch->stream, bytes);
         if (i < model->num_layers)
-            ISA(layer_forward)(model, &model->layers[i], batch, cache, scratch, i);
+            ISA(layer_forward)(model, &model->layers[i], batch, batch, cache, scratch, i);
     }
     ISA(rms_norm)(scratch->stream, model->final_norm, batch->num_tokens, model->hidden, model->eps,
                   hidden);
 }
 
-/* A draft's pass from hidden [T, hidden]. Stream and normed stream go where there is room for them:
- * recurrent and head_input [T, hidden] may be NULL, and recurrent may be hidden. */
+/* A draft's pass from hidden [T, hidden]. Stream and normed stream of the tokens that are asked for
+ * (see layer_forward) go where there is room for them: recurrent and head_input [T, hidden] may be
+ * NULL, and recurrent may be hidden. */
 static void ISA(draft_forward)(const decoder_model *model, const ragged_batch *batch,
-                               const decoder_cache *cache, const decoder_scratch *scratch,
-                               const float *hidden, float *recurrent, float *head_input)
+                               const ragged_batch *asked, const decoder_cache *cache,
+                               const decoder_scratch *scratch, const float *hidden,
+                               float *recurrent, float *head_input)
 {
-    int64_t rows = batch->num_tokens, size = model->hidden;
+    int64_t rows = batch->num_tokens, size = model->hidden, last = model->num_layers - 1;
     size_t bytes = (size_t)(rows * size) * sizeof(float);
     ISA(embed)(model, batch->input_ids, rows, scratch->embedded);
     if (model->fuse.data) {
@@ -194,10 +215,16 @@ static void ISA(draft_forward)(const decoder_model *model, const ragged_batch *b
     } else {
         __builtin_memcpy(scratch->stream, hidden, bytes);
     }
-    for (int64_t i = 0; i < model->num_layers; i++)
-        ISA(layer_forward)(model, &model->layers[i], batch, cache, scratch, i);
-    if (recurrent)
-        __builtin_memcpy(recurrent, scratch->stream, bytes);
-    if (head_input)
-        ISA(rms_norm)(scratch->stream, model->final_norm, rows, size, model->eps, head_input);
+    for (int64_t i = 0; i <= last; i++)
+        ISA(layer_forward)(model, &model->layers[i], batch, i < last ? batch : asked, cache,
+                           scratch, i);
+    for (int64_t r = 0; r < batch->num_rows; r++) {
+        int64_t count = asked->cu_q[r + 1] - asked->cu_q[r];
+        int64_t place = (batch->cu_q[r + 1] - count) * size;
+        const float *stream = scratch->stream + asked->cu_q[r] * size;
+        if (recurrent)
+            __builtin_memcpy(recurrent + place, stream, (size_t)(count * size) * sizeof(float));
+        if (head_input)
+            ISA(rms_norm)(stream, model->final_norm, count, size, model->eps, head_input + place);
+    }
 }

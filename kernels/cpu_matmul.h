@@ -4,10 +4,15 @@
  * zero, whatever the number of rows and wherever the row stands: results are bit-identical for
  * every batch shape. The register block changes with the rows, the chain does not. */
 
+#ifdef HAS_AVX512
+#define MAX_ROWS 12
+#define TILE_FLOATS (24 * 16)
+#else
 #define MAX_ROWS 6
 #define TILE_FLOATS (12 * 8)
-/* Bytes before its use that a panel is fetched; measured on Zen 3, flat around these values. */
-#define AHEAD_FEW 1024
+#endif
+/* Bytes before its use that a panel is fetched; measured, flat around these values. */
+#define AHEAD_FEW 2048
 #define AHEAD_MANY 8192
 
 #ifndef FUSED_MULTIPLY_ADD
@@ -75,7 +80,7 @@ ALWAYS_INLINE void ISA(write_panel)(const packed_matrix *m, int64_t panel, const
 
 #ifdef FUSED_MULTIPLY_ADD
 #define TILE(TYPE, IS_F32, ROWS, PANELS)                                                           \
-    tile_##TYPE##_##ROWS##x##PANELS(x, ldx, w, panel_bytes, m->k, ahead, acc)
+    ISA(tile_##TYPE##_##ROWS##x##PANELS)(x, ldx, w, panel_bytes, m->k, ahead, acc)
 #else
 #define TILE(TYPE, IS_F32, ROWS, PANELS)                                                           \
     ISA(tile)(ROWS, PANELS, IS_F32, x, ldx, w, panel_bytes, m->k, acc)
@@ -104,43 +109,73 @@ ALWAYS_INLINE void ISA(write_panel)(const packed_matrix *m, int64_t panel, const
 DEFINE_BLOCK(1, 1)
 DEFINE_BLOCK(1, 4)
 DEFINE_BLOCK(2, 1)
-DEFINE_BLOCK(2, 2)
 DEFINE_BLOCK(3, 1)
-DEFINE_BLOCK(3, 2)
 DEFINE_BLOCK(4, 1)
 DEFINE_BLOCK(5, 1)
 DEFINE_BLOCK(6, 1)
+#ifdef HAS_AVX512
+DEFINE_BLOCK(2, 4)
+DEFINE_BLOCK(3, 4)
+DEFINE_BLOCK(4, 2)
+DEFINE_BLOCK(5, 2)
+DEFINE_BLOCK(6, 2)
+DEFINE_BLOCK(7, 1)
+DEFINE_BLOCK(7, 2)
+DEFINE_BLOCK(8, 1)
+DEFINE_BLOCK(8, 2)
+DEFINE_BLOCK(9, 1)
+DEFINE_BLOCK(9, 2)
+DEFINE_BLOCK(10, 1)
+DEFINE_BLOCK(10, 2)
+DEFINE_BLOCK(11, 1)
+DEFINE_BLOCK(11, 2)
+DEFINE_BLOCK(12, 1)
+DEFINE_BLOCK(12, 2)
+#else
+DEFINE_BLOCK(2, 2)
+DEFINE_BLOCK(3, 2)
+#endif
 #undef DEFINE_BLOCK
 #undef TILE
+
+/* The block of a number of rows that takes the most panels at a time, and that of one panel. */
+typedef void (*ISA(block))(const packed_matrix *, int64_t, const float *, int64_t, float *, int64_t,
+                           int, int64_t);
+typedef struct {
+    ISA(block) wide, narrow;
+    int panels;
+} ISA(blocks);
+
+#define BLOCKS(ROWS, PANELS) {ISA(block_##ROWS##x##PANELS), ISA(block_##ROWS##x1), PANELS}
+static const ISA(blocks) ISA(blocks_of)[MAX_ROWS + 1] = {
+    {NULL, NULL, 0},
+    BLOCKS(1, 4),
+#ifdef HAS_AVX512
+    BLOCKS(2, 4), BLOCKS(3, 4), BLOCKS(4, 2), BLOCKS(5, 2), BLOCKS(6, 2), BLOCKS(7, 2),
+    BLOCKS(8, 2), BLOCKS(9, 2), BLOCKS(10, 2), BLOCKS(11, 2), BLOCKS(12, 2),
+#else
+    BLOCKS(2, 2), BLOCKS(3, 2), BLOCKS(4, 1), BLOCKS(5, 1), BLOCKS(6, 1),
+#endif
+};
+#undef BLOCKS
 
 /* All panels for at most MAX_ROWS rows, several panels at a time where rows are few. */
 static void ISA(matmul_few)(const packed_matrix *m, const float *x, int64_t ldx, int64_t rows,
                             float *out, int64_t ldo, int epilogue)
 {
-    int64_t panel = 0;
-    if (rows == 1) {
-        for (; panel + 4 <= m->panels; panel += 4)
-            ISA(block_1x4)(m, panel, x, ldx, out, ldo, epilogue, AHEAD_FEW);
-        for (; panel < m->panels; panel++)
-            ISA(block_1x1)(m, panel, x, ldx, out, ldo, epilogue, AHEAD_FEW);
-    } else if (rows == 2) {
-        for (; panel + 2 <= m->panels; panel += 2)
-            ISA(block_2x2)(m, panel, x, ldx, out, ldo, epilogue, AHEAD_FEW);
-        for (; panel < m->panels; panel++)
-            ISA(block_2x1)(m, panel, x, ldx, out, ldo, epilogue, AHEAD_FEW);
-    } else {
-        for (; panel + 2 <= m->panels; panel += 2)
-            ISA(block_3x2)(m, panel, x, ldx, out, ldo, epilogue, AHEAD_FEW);
-        for (; panel < m->panels; panel++)
-            ISA(block_3x1)(m, panel, x, ldx, out, ldo, epilogue, AHEAD_FEW);
-    }
+    const ISA(blocks) *of = &ISA(blocks_of)[rows];
+    int64_t panel = 0, ahead = of->panels > 1 ? AHEAD_FEW : AHEAD_MANY;
+    for (; panel + of->panels <= m->panels; panel += of->panels)
+        of->wide(m, panel, x, ldx, out, ldo, epilogue, ahead);
+    for (; panel < m->panels; panel++)
+        of->narrow(m, panel, x, ldx, out, ldo, epilogue, ahead);
 }
 
 /* out[rows, ldo] (op)= x[rows, ldx] W^T. SILU_MUL writes panels * 8 columns, ADD and STORE n. */
 static void ISA(matmul)(const packed_matrix *m, const float *x, int64_t ldx, int64_t rows,
                         float *out, int64_t ldo, int epilogue)
 {
-    if (rows <= 3) {
+    if (rows <= MAX_ROWS) {
         if (rows > 0)
             ISA(matmul_few)(m, x, ldx, rows, out, ldo, epilogue);
         return;
@@ -157,14 +192,8 @@ static void ISA(matmul)(const packed_matrix *m, const float *x, int64_t ldx, int
             int64_t row = begin, ahead = AHEAD_MANY;
             for (int64_t b = 0; b < blocks; b++) {
                 int64_t count = (tile + b) / blocks; /* sizes differ by at most one */
-                const float *xb = x + row * ldx;
-                float *ob = out + row * ldo;
-                switch (count) {
-                case 6: ISA(block_6x1)(m, panel, xb, ldx, ob, ldo, epilogue, ahead); break;
-                case 5: ISA(block_5x1)(m, panel, xb, ldx, ob, ldo, epilogue, ahead); break;
-                case 4: ISA(block_4x1)(m, panel, xb, ldx, ob, ldo, epilogue, ahead); break;
-                default: ISA(block_3x1)(m, panel, xb, ldx, ob, ldo, epilogue, ahead);
-                }
+                ISA(blocks_of)
+                [count].narrow(m, panel, x + row * ldx, ldx, out + row * ldo, ldo, epilogue, ahead);
                 row += count;
                 ahead = 0;
             }
@@ -172,3 +201,5 @@ static void ISA(matmul)(const packed_matrix *m, const float *x, int64_t ldx, int
         begin += tile;
     }
 }
+#undef MAX_ROWS
+#undef TILE_FLOATS

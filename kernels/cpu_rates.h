@@ -1,13 +1,21 @@
 /* The machine's two limits, measured; included once per instruction set. */
 
-/* repeats x 12 independent vector multiply-adds: 16 operations each. */
+#ifdef HAS_AVX512
+#define WIDE v16f
+#define LANES 16
+#else
+#define WIDE v8f
+#define LANES 8
+#endif
+
+/* repeats x 12 x 8 multiply-adds on 12 independent vectors. */
 static __attribute__((noinline)) float ISA(multiply_adds)(int64_t repeats)
 {
-    v8f sum[12], factor = ISA(splat)(0.999f), term = ISA(splat)(0.001f), total = {0};
+    WIDE sum[12], factor = 0.999f - (WIDE){0}, term = 0.001f - (WIDE){0}, total = {0};
 #pragma GCC unroll 12
     for (int i = 0; i < 12; i++)
-        sum[i] = ISA(splat)((float)i);
-    for (int64_t r = 0; r < repeats; r++) {
+        sum[i] = (float)i - (WIDE){0};
+    for (int64_t r = 0; r < repeats; r += LANES / 8) {
 #pragma GCC unroll 12
         for (int i = 0; i < 12; i++)
             sum[i] = sum[i] * factor + term;
@@ -16,8 +24,10 @@ static __attribute__((noinline)) float ISA(multiply_adds)(int64_t repeats)
 #pragma GCC unroll 12
     for (int i = 0; i < 12; i++)
         total = total + sum[i];
-    return ISA(sum8)(total);
+    return total[0] + total[LANES - 1];
 }
+#undef WIDE
+#undef LANES
 
 /* Read size floats (a multiple of 32) once. */
 static __attribute__((noinline)) float ISA(read)(const float *data, int64_t size)

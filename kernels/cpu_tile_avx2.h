@@ -61,9 +61,9 @@
 #define SAVE(r, at) "vmovups %%ymm" r ", " at "(%[acc])\n\t"
 
 #define DEFINE_TILE(TYPE, ROWS, PANELS)                                                            \
-    ALWAYS_INLINE void tile_##TYPE##_##ROWS##x##PANELS(const float *x, int64_t ldx, const char *w, \
-                                                       int64_t panel_bytes, int64_t k,             \
-                                                       int64_t ahead, float *acc)                  \
+    ALWAYS_INLINE void ISA(tile_##TYPE##_##ROWS##x##PANELS)(                                       \
+        const float *x, int64_t ldx, const char *w, int64_t panel_bytes, int64_t k, int64_t ahead, \
+        float *acc)                                                                                \
     {                                                                                              \
         const float *y = x + 3 * ldx;                                                              \
         const char *fetch = w + ahead;                                                             \
@@ -114,3 +114,24 @@ DEFINE_TILES(3, 2)
 DEFINE_TILES(4, 1)
 DEFINE_TILES(5, 1)
 DEFINE_TILES(6, 1)
+#undef BF16_STEP
+#undef BF16_PAIR
+#undef BF16_LOAD
+#undef BF16_FETCH
+#undef BF16_BYTES
+#undef F32_STEP
+#undef F32_PAIR
+#undef F32_LOAD
+#undef F32_FETCH
+#undef F32_BYTES
+#undef P1
+#undef P2
+#undef P3
+#undef FETCH
+#undef FETCH_1
+#undef FETCH_2
+#undef FETCH_4
+#undef ZERO
+#undef SAVE
+#undef DEFINE_TILE
+#undef DEFINE_TILES

@@ -9,9 +9,12 @@
 #define PANEL 16 /* output columns of a weight panel: two vectors of 8 */
 
 typedef float v8f __attribute__((vector_size(32)));
+typedef float v16f __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
 typedef int32_t v8i __attribute__((vector_size(32)));
 typedef uint32_t v8u __attribute__((vector_size(32)));
 typedef v8f v8f_unaligned __attribute__((aligned(4), may_alias));
+typedef v16f v16f_unaligned __attribute__((aligned(4), may_alias));
 typedef v8u v8u_unaligned __attribute__((aligned(4), may_alias));
 
 /* A weight matrix [n, k] in panels of 16 output columns, k-major inside a panel. A bfloat16 step

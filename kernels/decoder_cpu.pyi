@@ -3,11 +3,11 @@
 Weights are float32, or bfloat16 given as the uint16 bit patterns and widened exactly in
 registers: the mathematics is float32 throughout. All arrays are C-contiguous. A token's results
 are bit-identical in every batch (docs/decisions/0003-cpu-kernels.md). Calls release the GIL.
-``portable`` takes the code for the base instruction set where AVX2 would run; the two may differ
-in the last bits, since only one fuses multiply and add.
+``isa`` None takes the best of ``instruction_sets()``. AVX2 and AVX-512 give the same bits; the base
+instruction set may differ from them in the last ones, since it does not fuse multiply and add.
 """
 
-from typing import TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ from typing_extensions import disjoint_base
 
 _Weights: TypeAlias = NDArray[np.uint16] | NDArray[np.float32]
 
-def has_avx2() -> bool:
-    """Whether the AVX2 code can run here."""
+InstructionSet: TypeAlias = Literal["avx512", "avx2", "base"]
+
+def instruction_sets() -> tuple[InstructionSet, ...]:
+    """The instruction sets whose code can run here, the best first."""
 
 def measure_multiply_add_rate() -> float:
     """Operations per second of this core, measured now (two for each lane of a multiply-add)."""
@@ -58,7 +60,7 @@ def linear(
     matrix: PackedMatrix,
     out: NDArray[np.float32],
     *,
-    portable: bool = False,
+    isa: InstructionSet | None = None,
 ) -> None:
     """Write out [M, outputs] = x [M, inputs] W^T + bias."""
 
@@ -68,9 +70,19 @@ def rms_norm(
     eps: float,
     out: NDArray[np.float32],
     *,
-    portable: bool = False,
+    isa: InstructionSet | None = None,
 ) -> None:
     """Write out [M, size] = x / sqrt(mean(x^2) + eps) * weight, row by row."""
+
+def rms_norm_chunks(
+    x: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    eps: float,
+    out: NDArray[np.float32],
+    *,
+    isa: InstructionSet | None = None,
+) -> None:
+    """As rms_norm of each of C chunks of x [M, C * size] with its row of ``weights`` [C, size]."""
 
 def paged_attention(
     query: NDArray[np.float32],
@@ -87,7 +99,7 @@ def paged_attention(
     window: int,
     out: NDArray[np.float32],
     *,
-    portable: bool = False,
+    isa: InstructionSet | None = None,
 ) -> None:
     """Write what kernels.paged_attention returns for the same arguments into ``out``.
 
@@ -109,7 +121,7 @@ class _Layers:
         num_layers: int,
         eps: float,
         *,
-        portable: bool = False,
+        isa: InstructionSet | None = None,
     ) -> None: ...
     def set_layer(
         self,
@@ -209,10 +221,43 @@ class CpuDraft(_Layers):
         hidden: NDArray[np.float32],
         recurrent: NDArray[np.float32] | None,
         head_input: NDArray[np.float32] | None,
+        asked: NDArray[np.int64],
     ) -> None:
         """Run a ForwardBatch with ``hidden`` [T, H]; writes the new KV.
 
         ``recurrent`` [T, H] gets the stream behind the layers, and may be ``hidden``;
-        ``head_input`` [T, H] gets what the final norm makes of it. Raises ValueError naming a
-        wrong argument.
+        ``head_input`` [T, H] gets what the final norm makes of it. They are written for the tokens
+        ``asked`` [N] and perhaps for others: of the rest the last layer computes keys and values
+        alone. Raises ValueError naming a wrong argument.
+        """
+
+    def set_head(
+        self, head: PackedMatrix, token_ids: NDArray[np.int64] | None, norm_output: bool
+    ) -> None:
+        """Install what ``chain`` needs behind the layers, after ``set_ends``.
+
+        ``token_ids`` int64[Vd]: the target's id of each output of ``head`` [Vd, H]. The head reads
+        what the final norm gives, or the stream without one; ``norm_output``: the next pass takes
+        in the normed stream instead of the stream.
+        """
+
+    def chain(
+        self,
+        slots: NDArray[np.int32],
+        caps: NDArray[np.int32],
+        seq_lens: NDArray[np.int32],
+        page_table: NDArray[np.int32],
+        ids: NDArray[np.int64],
+        kv: NDArray[np.float32],
+        page_size: int,
+        cos: NDArray[np.float32],
+        sin: NDArray[np.float32],
+        hidden: NDArray[np.float32],
+        drafts: NDArray[np.int64],
+    ) -> None:
+        """Write drafts [N, R]: N passes of one token a row, each continued by its argmax.
+
+        Row r of ``slots`` [R] runs pass i at seq_lens[slot] + i over the slot's pages of
+        ``page_table`` [S, P]; with no room in ``caps`` [R] at place 0 of page 0. The first pass
+        takes in ``ids`` [R] and ``hidden`` [R, H]. Raises ValueError naming a wrong argument.
         """

@@ -78,7 +78,7 @@ cdef extern from "cpu_kernels.h" nogil:
     int64_t cpu_source_row(int64_t, int, int64_t, int64_t)
     void cpu_pack_bf16(const uint16_t *, int64_t, int64_t, int64_t, int, uint16_t *)
     void cpu_pack_f32(const float *, int64_t, int64_t, int64_t, int, float *)
-    int cpu_has_avx2()
+    int cpu_best_isa()
     void cpu_matmul(int, const packed_matrix *, const float *, int64_t, int64_t, float *, int64_t,
                     int)
     void cpu_rms_norm(int, const float *, const float *, int64_t, int64_t, float, float *)
@@ -88,25 +88,63 @@ cdef extern from "cpu_kernels.h" nogil:
     void cpu_decoder_forward(int, const decoder_model *, const ragged_batch *,
                              const decoder_cache *, const decoder_scratch *, const int64_t *,
                              int64_t, float *, float *)
-    void cpu_draft_forward(int, const decoder_model *, const ragged_batch *,
+    void cpu_draft_forward(int, const decoder_model *, const ragged_batch *, const ragged_batch *,
                            const decoder_cache *, const decoder_scratch *, const float *, float *,
                            float *)
+
+cdef extern from "cpu_draft_chain.h" nogil:
+    ctypedef struct draft_chain:
+        int64_t rows, passes, pages, table_width, page_size
+        const int32_t *slot_of
+        const int32_t *caps
+        const int32_t *seq_lens
+        const int32_t *page_table
+        const packed_matrix *head
+        const int64_t *token_ids
+        int norm_output
+        const float *hidden
+        float *recurrent
+        float *normed
+        float *logits
+        int64_t *drafts
+        int64_t *ids
+        int64_t *positions
+        int64_t *kv_slots
+        int64_t *tree_bits
+        int32_t *cu_q
+        int32_t *kv_lens
+        int32_t *slot_list
+        uint8_t *is_tree
+    int cpu_draft_chain(int, const decoder_model *, const draft_chain *, const decoder_cache *,
+                        decoder_scratch *)
 
 cdef enum:
     DEF_GATHERED = 128
 cdef int64_t MAX_TREE = 64
 
 
-def has_avx2():
-    """Whether the AVX2 code can run here."""
-    return bool(cpu_has_avx2())
+cdef tuple ISA_NAMES = ("base", "avx2", "avx512")
+
+
+def instruction_sets():
+    """The instruction sets whose code can run here, the best first."""
+    return ISA_NAMES[cpu_best_isa()::-1]
+
+
+cdef int isa_of(name) except -1:
+    """The number of an instruction set, None being the best."""
+    if name is None:
+        return cpu_best_isa()
+    if name not in ISA_NAMES[:cpu_best_isa() + 1]:
+        raise ValueError(f"isa: {name!r} is not one of {instruction_sets()}")
+    return ISA_NAMES.index(name)
 
 
 def measure_multiply_add_rate():
     """Operations per second, two for each lane of a multiply-add."""
     cdef int64_t repeats = 20000
     cdef double begin = perf_counter()
-    cpu_multiply_adds(cpu_has_avx2(), repeats)
+    cpu_multiply_adds(cpu_best_isa(), repeats)
     return repeats * 12 * 16 / (perf_counter() - begin)
 
 
@@ -117,9 +155,9 @@ def measure_stream_bandwidth(int64_t num_bytes):
     cdef double begin
     if data == NULL:
         raise MemoryError(f"no memory for {num_bytes} bytes")
-    cpu_read(cpu_has_avx2(), data, size)
+    cpu_read(cpu_best_isa(), data, size)
     begin = perf_counter()
-    cpu_read(cpu_has_avx2(), data, size)
+    cpu_read(cpu_best_isa(), data, size)
     begin = perf_counter() - begin
     free(data)
     return size * sizeof(float) / begin
@@ -258,8 +296,9 @@ cdef const float *optional_norm(array, str name, int64_t size) except? NULL:
     return &weights[0]
 
 
-def linear(const float[:, ::1] x, PackedMatrix matrix, float[:, ::1] out, *, bint portable=False):
+def linear(const float[:, ::1] x, PackedMatrix matrix, float[:, ::1] out, *, isa=None):
     """out = x W^T + bias."""
+    cdef int level = isa_of(isa)
     if matrix.is_pairs or x.shape[1] != matrix.c.k or out.shape[1] != matrix.c.n:
         raise ValueError(f"x, out: widths {x.shape[1]}, {out.shape[1]} for {matrix.shape}")
     if out.shape[0] != x.shape[0]:
@@ -267,20 +306,37 @@ def linear(const float[:, ::1] x, PackedMatrix matrix, float[:, ::1] out, *, bin
     if x.shape[0] == 0:
         return
     with nogil:
-        cpu_matmul(cpu_has_avx2() and not portable, &matrix.c, &x[0, 0], x.shape[1], x.shape[0],
+        cpu_matmul(level, &matrix.c, &x[0, 0], x.shape[1], x.shape[0],
                    &out[0, 0], out.shape[1], EPILOGUE_STORE)
 
 
 def rms_norm(const float[:, ::1] x, const float[::1] weight, float eps, float[:, ::1] out, *,
-             bint portable=False):
+             isa=None):
     """out = x / sqrt(mean(x^2) + eps) * weight."""
+    cdef int level = isa_of(isa)
     check_size(weight, "weight", x.shape[1])
     if out.shape[0] != x.shape[0] or out.shape[1] != x.shape[1]:
         raise ValueError("out: must have the shape of x")
     if x.shape[0]:
         with nogil:
-            cpu_rms_norm(cpu_has_avx2() and not portable, &x[0, 0], &weight[0], x.shape[0],
+            cpu_rms_norm(level, &x[0, 0], &weight[0], x.shape[0],
                          x.shape[1], eps, &out[0, 0])
+
+
+def rms_norm_chunks(const float[:, ::1] x, const float[:, ::1] weights, float eps,
+                    float[:, ::1] out, *, isa=None):
+    """rms_norm of every chunk of x's columns with a row of ``weights``."""
+    cdef int level = isa_of(isa)
+    cdef int64_t row, chunk, size = weights.shape[1]
+    if weights.shape[0] * size != x.shape[1]:
+        raise ValueError(f"weights: {weights.shape[0]} of {size} elements for {x.shape[1]} columns")
+    if out.shape[0] != x.shape[0] or out.shape[1] != x.shape[1]:
+        raise ValueError("out: must have the shape of x")
+    with nogil:
+        for row in range(x.shape[0]):
+            for chunk in range(weights.shape[0]):
+                cpu_rms_norm(level, &x[row, chunk * size], &weights[chunk, 0], 1, size, eps,
+                             &out[row, chunk * size])
 
 
 @cython.final
@@ -289,11 +345,13 @@ cdef class _RaggedBatch:
 
     cdef ragged_batch c
     cdef int32_t *slots
+    cdef int32_t *first
     cdef int64_t longest
     cdef object kept
 
     def __dealloc__(self):
         free(self.slots)
+        free(self.first)
 
     @staticmethod
     cdef _RaggedBatch make(
@@ -336,6 +394,34 @@ cdef class _RaggedBatch:
         self.check_trees()
         return self
 
+    cdef int trim(self, const int64_t[::1] asked, ragged_batch *last) except -1:
+        """The rows from their first token in ``asked`` on; whole ones if there are trees."""
+        cdef int64_t row, i, rows = self.c.num_rows, out = 0
+        last[0] = self.c
+        for row in range(rows):
+            if self.c.is_tree[row]:
+                return 0
+        self.first = <int32_t *>cpu_allocate((2 * rows + 1) * sizeof(int32_t))
+        if self.first == NULL:
+            raise MemoryError("no memory for the rows' tokens")
+        for row in range(rows):
+            self.first[row] = self.c.cu_q[row + 1]
+        row = 0
+        for i in range(asked.shape[0]):
+            if not 0 <= asked[i] < self.c.num_tokens:
+                raise ValueError(f"asked: there is no token {asked[i]}")
+            while row and self.c.cu_q[row] > asked[i]:
+                row -= 1
+            while self.c.cu_q[row + 1] <= asked[i]:
+                row += 1
+            self.first[row] = min(self.first[row], <int32_t>asked[i])
+        for row in range(rows):
+            out += self.c.cu_q[row + 1] - self.first[row]
+            self.first[rows + row + 1] = <int32_t>out
+        self.first[rows] = 0
+        last.cu_q, last.num_tokens = self.first + rows, out
+        return 0
+
     cdef bint list_slots(self, int64_t num_slots) noexcept nogil:
         cdef int64_t row, index, page, offset, base, out = 0
         cdef int64_t num_pages = num_slots // self.c.page_size
@@ -375,13 +461,14 @@ def paged_attention(
     const float[:, :, ::1] value_cache, const int64_t[::1] positions, const int32_t[::1] cu_q,
     const int32_t[::1] kv_lens, const int32_t[:, ::1] page_table, const int64_t[::1] tree_bits,
     const uint8_t[::1] is_tree, int64_t page_size, float scale, int64_t window,
-    float[:, :, ::1] out, *, bint portable=False,
+    float[:, :, ::1] out, *, isa=None,
 ):
     """The native twin of kernels.paged_attention."""
     cdef _RaggedBatch batch = _RaggedBatch.make(
         positions, cu_q, kv_lens, page_table, tree_bits, is_tree, page_size, key_cache.shape[0]
     )
     cdef attention_args args
+    cdef int level = isa_of(isa)
     cdef int32_t gathered[DEF_GATHERED]
     cdef int64_t heads = query.shape[1], kv_heads = key_cache.shape[1], dim = query.shape[2]
     if query.shape[0] != batch.c.num_tokens or dim % 8 or dim != key_cache.shape[2]:
@@ -405,7 +492,7 @@ def paged_attention(
         free(args.visible)
         raise MemoryError("no memory for the softmax states")
     with nogil:
-        cpu_attention(cpu_has_avx2() and not portable, &args, &batch.c, batch.slots)
+        cpu_attention(level, &args, &batch.c, batch.slots)
     free(args.states)
     free(args.visible)
 
@@ -417,14 +504,15 @@ cdef class _Layers:
     cdef decoder_scratch scratch
     cdef int32_t gathered[DEF_GATHERED]
     cdef int64_t capacity
-    cdef bint avx2, busy
+    cdef int isa
+    cdef bint busy
     cdef list layer_arrays
     cdef object embed_array
     cdef int64_t vocabulary
 
     def __init__(self, int64_t hidden_size, int64_t intermediate_size, int64_t num_heads,
                  int64_t num_kv_heads, int64_t head_dim, int64_t num_layers, float eps, *,
-                 bint portable=False):
+                 isa=None):
         if min(hidden_size, intermediate_size, num_heads, num_kv_heads, num_layers) < 1:
             raise ValueError("hidden_size, ..., num_layers: must be at least 1")
         if head_dim < 8 or head_dim % 8 or num_heads % num_kv_heads:
@@ -440,7 +528,7 @@ cdef class _Layers:
             raise MemoryError("no memory for the layers")
         self.layer_arrays = [None] * num_layers
         self.scratch.gathered = self.gathered
-        self.avx2 = cpu_has_avx2() and not portable
+        self.isa = isa_of(isa)
 
     def __dealloc__(self):
         self.release()
@@ -543,21 +631,26 @@ cdef class _Layers:
             raise RuntimeError("the layers run one pass at a time")
         if None in self.layer_arrays:
             raise RuntimeError("set_layer comes first")
-        if (kv.shape[0] != self.c.num_layers or kv.shape[1] != 2
-                or kv.shape[3] != self.c.kv_heads or kv.shape[4] != self.c.head_dim):
-            raise ValueError("kv: must be [layers, 2, slots, kv heads, head_dim]")
-        if cos.shape[1] * 2 != self.c.head_dim or sin.shape[1] * 2 != self.c.head_dim:
-            raise ValueError("cos, sin: must be [positions, head_dim / 2]")
+        self.check_cache(kv, cos, sin, cache)
         batch = _RaggedBatch.make(positions, cu_q, kv_lens, page_table, tree_bits, is_tree,
                                   page_size, kv.shape[2])
         self.check_tokens(input_ids, positions, kv_slots, kv.shape[2],
                           min(cos.shape[0], sin.shape[0]))
         batch.c.input_ids, batch.c.kv_slots = &input_ids[0], &kv_slots[0]
-        cache.data, cache.num_slots = &kv[0, 0, 0, 0, 0], kv.shape[2]
-        cache.cos, cache.sin = &cos[0, 0], &sin[0, 0]
         self.reserve(positions.shape[0])
         self.scratch.slots = batch.slots
         return batch
+
+    cdef int check_cache(self, float[:, :, :, :, ::1] kv, const float[:, ::1] cos,
+                         const float[:, ::1] sin, decoder_cache *cache) except -1:
+        if (kv.shape[0] != self.c.num_layers or kv.shape[1] != 2
+                or kv.shape[3] != self.c.kv_heads or kv.shape[4] != self.c.head_dim):
+            raise ValueError("kv: must be [layers, 2, slots, kv heads, head_dim]")
+        if cos.shape[1] * 2 != self.c.head_dim or sin.shape[1] * 2 != self.c.head_dim:
+            raise ValueError("cos, sin: must be [positions, head_dim / 2]")
+        cache.data, cache.num_slots = &kv[0, 0, 0, 0, 0], kv.shape[2]
+        cache.cos, cache.sin = &cos[0, 0], &sin[0, 0]
+        return 0
 
     cdef int check_tokens(self, const int64_t[::1] ids, const int64_t[::1] positions,
                           const int64_t[::1] slots, int64_t num_slots,
@@ -621,7 +714,7 @@ cdef class CpuDecoder(_Layers):
                              is_tree, kv, page_size, cos, sin, &cache)
         self.busy = True
         with nogil:
-            cpu_decoder_forward(self.avx2, &self.c, &batch.c, &cache, &self.scratch,
+            cpu_decoder_forward(self.isa, &self.c, &batch.c, &cache, &self.scratch,
                                 capture_data, num_capture, captured_data, &hidden[0, 0])
         self.busy = False
 
@@ -635,7 +728,7 @@ cdef class CpuDecoder(_Layers):
             raise ValueError(f"out: has {out.shape[0]} rows for {hidden.shape[0]}")
         if hidden.shape[0]:
             with nogil:
-                cpu_matmul(self.avx2, &self.c.lm_head, &hidden[0, 0], hidden.shape[1],
+                cpu_matmul(self.isa, &self.c.lm_head, &hidden[0, 0], hidden.shape[1],
                            hidden.shape[0], &out[0, 0], out.shape[1], EPILOGUE_STORE)
 
 
@@ -644,10 +737,106 @@ cdef class CpuDraft(_Layers):
     """The layers of a draft; see decoder_cpu.pyi."""
 
     cdef tuple arrays
+    cdef PackedMatrix head
+    cdef const int64_t[::1] token_ids
+    cdef bint norm_output
+
+    def set_head(self, PackedMatrix head, const int64_t[::1] token_ids, bint norm_output):
+        """Install what a chain needs behind the layers."""
+        cdef int64_t i
+        if self.arrays is None:
+            raise RuntimeError("set_ends comes first")
+        check_matrix(head, "head", head.c.n, self.c.hidden, False)
+        if norm_output and self.c.final_norm == NULL:
+            raise ValueError("norm_output: this draft has no final norm")
+        if token_ids is None:
+            if head.c.n > self.vocabulary:
+                raise ValueError(f"head: has {head.c.n} outputs for {self.vocabulary} tokens")
+        else:
+            if token_ids.shape[0] != head.c.n:
+                raise ValueError(f"token_ids: has {token_ids.shape[0]} ids for {head.c.n} outputs")
+            for i in range(token_ids.shape[0]):
+                if not 0 <= token_ids[i] < self.vocabulary:
+                    raise ValueError(f"token_ids: {token_ids[i]} is outside the vocabulary")
+        self.head, self.token_ids, self.norm_output = head, token_ids, norm_output
+
+    def chain(
+        self, const int32_t[::1] slots, const int32_t[::1] caps, const int32_t[::1] seq_lens,
+        const int32_t[:, ::1] page_table, const int64_t[::1] ids, float[:, :, :, :, ::1] kv,
+        int64_t page_size, const float[:, ::1] cos, const float[:, ::1] sin,
+        const float[:, ::1] hidden, int64_t[:, ::1] drafts,
+    ):
+        """Passes of one token a row, each continued by its argmax."""
+        cdef draft_chain c
+        cdef decoder_cache cache
+        cdef int64_t rows = slots.shape[0], passes = drafts.shape[0], total = 0, r, last
+        cdef int64_t places = min(cos.shape[0], sin.shape[0])
+        cdef int done
+        cdef char *memory
+        cdef char *cut
+        if self.busy:
+            raise RuntimeError("the layers run one pass at a time")
+        if self.head is None or None in self.layer_arrays:
+            raise RuntimeError("set_layer and set_head come first")
+        if not rows or not passes:
+            return
+        if caps.shape[0] != rows or ids.shape[0] != rows or drafts.shape[1] != rows:
+            raise ValueError("slots, caps, ids, drafts: do not agree on the rows")
+        check_rows(hidden, "hidden", rows, self.c.hidden)
+        self.check_cache(kv, cos, sin, &cache)
+        if page_size < 1 or page_table.shape[1] < 1 or seq_lens.shape[0] != page_table.shape[0]:
+            raise ValueError("page_table, seq_lens: do not agree on the slots")
+        for r in range(rows):
+            if not 0 <= slots[r] < seq_lens.shape[0]:
+                raise ValueError(f"slots: {slots[r]} is outside the table")
+            if not 0 <= ids[r] < self.vocabulary:
+                raise ValueError(f"ids: token {ids[r]} is outside the vocabulary")
+            last = seq_lens[slots[r]] + passes - 1 if caps[r] > 0 else 0
+            if not 0 <= last < places or seq_lens[slots[r]] < 0:
+                raise ValueError(f"seq_lens: position {last} is outside the rotary table")
+            total += last + 1
+        self.reserve(rows)
+        cdef int64_t row_floats = 2 * self.c.hidden + self.head.c.panels * PANEL
+        memory = <char *>cpu_allocate(
+            rows * (row_floats * sizeof(float) + 4 * sizeof(int64_t))
+            + (2 * rows + 1 + total) * sizeof(int32_t) + rows
+        )
+        if memory == NULL:
+            raise MemoryError(f"no memory for a chain of {rows} rows")
+        c.rows, c.passes, c.pages = rows, passes, kv.shape[2] // page_size
+        c.table_width, c.page_size = page_table.shape[1], page_size
+        c.slot_of, c.caps, c.seq_lens = &slots[0], &caps[0], &seq_lens[0]
+        c.page_table, c.head = &page_table[0, 0], &self.head.c
+        c.token_ids = NULL
+        if self.token_ids is not None:
+            c.token_ids = &self.token_ids[0]
+        c.norm_output, c.hidden, c.drafts = self.norm_output, &hidden[0, 0], &drafts[0, 0]
+        cut = memory
+        c.ids = <int64_t *>cut
+        c.positions, c.kv_slots, c.tree_bits = c.ids + rows, c.ids + 2 * rows, c.ids + 3 * rows
+        c.logits = <float *>(c.ids + 4 * rows)
+        c.recurrent = c.logits + rows * self.head.c.panels * PANEL
+        c.normed = c.recurrent + rows * self.c.hidden
+        c.kv_lens = <int32_t *>(c.normed + rows * self.c.hidden)
+        c.cu_q = c.kv_lens + rows
+        c.slot_list = c.cu_q + rows + 1
+        c.is_tree = <uint8_t *>(c.slot_list + total)
+        if self.c.final_norm == NULL:
+            c.normed = NULL
+        for r in range(rows):
+            c.ids[r], c.cu_q[r + 1] = ids[r], <int32_t>r + 1
+        self.busy = True
+        with nogil:
+            done = cpu_draft_chain(self.isa, &self.c, &c, &cache, &self.scratch)
+        self.busy = False
+        free(memory)
+        if not done:
+            raise ValueError("page_table: names a page outside the cache")
 
     def set_ends(self, *, embed, PackedMatrix fuse, final_norm):
         """Install what stands around the layers."""
         self.release()
+        self.head = None
         self.c.fuse.data = NULL
         if fuse is not None:
             check_matrix(fuse, "fuse", self.c.hidden, 2 * self.c.hidden, False)
@@ -662,11 +851,12 @@ cdef class CpuDraft(_Layers):
         const int32_t[:, ::1] page_table, const int64_t[::1] tree_bits,
         const uint8_t[::1] is_tree, float[:, :, :, :, ::1] kv, int64_t page_size,
         const float[:, ::1] cos, const float[:, ::1] sin, const float[:, ::1] hidden,
-        float[:, ::1] recurrent, float[:, ::1] head_input,
+        float[:, ::1] recurrent, float[:, ::1] head_input, const int64_t[::1] asked,
     ):
         """One pass through the layers."""
         cdef decoder_cache cache
         cdef _RaggedBatch batch
+        cdef ragged_batch last
         cdef int64_t tokens = positions.shape[0]
         cdef float *stream_out = NULL
         cdef float *normed_out = NULL
@@ -685,8 +875,9 @@ cdef class CpuDraft(_Layers):
                              is_tree, kv, page_size, cos, sin, &cache)
         if not self.fused():
             raise RuntimeError("set_ends needs a fuse where no layer has an embed_norm")
+        batch.trim(asked, &last)
         self.busy = True
         with nogil:
-            cpu_draft_forward(self.avx2, &self.c, &batch.c, &cache, &self.scratch, &hidden[0, 0],
-                              stream_out, normed_out)
+            cpu_draft_forward(self.isa, &self.c, &batch.c, &last, &cache, &self.scratch,
+                              &hidden[0, 0], stream_out, normed_out)
         self.busy = False

@@ -1,4 +1,4 @@
-"""The index work of drafting on a CPU, in numpy: a torch call costs as much as a small layer.
+"""The index work of drafting on a CPU, without torch: its calls cost as much as a small layer.
 
 Signatures and meanings are those of the references in ``draft_*.py``.
 """
@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from . import greedy_argmax_cpu
+from . import draft_rows_cpu, greedy_argmax_cpu
+from .draft_state import State
 
-_LAST_CHUNK, _VERIFY = 1, 2
 _LEAST = torch.finfo(torch.float32).min
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -32,36 +32,21 @@ def extend_inputs(
     select: torch.Tensor,
 ) -> None:
     """Lay R rows out again, verify rows as the chains that they accepted; see the reference."""
-    given, ids, cu = input_ids.numpy(), next_ids.numpy(), cu_q.numpy()
-    source, place = sources.numpy(), positions.numpy()
-    source[:] = np.arange(len(source))
-    ids[:-1], ids[-1] = given[1:], 0
-    place[cu[-1] :], ids[cu[-1] :] = 0, 0
-    emitted, nodes, newest = tokens.numpy(), path.numpy(), select.numpy()
-    for row, (begin, end, start, kind, count) in enumerate(
-        zip(
-            cu[:-1].tolist(), cu[1:].tolist(), starts.tolist(), kinds.tolist(),
-            accept_lens.tolist(), strict=True,
-        )
-    ):  # fmt: skip
-        length = end - begin
-        place[begin:end] = np.arange(start, start + length)
-        if kind == _VERIFY:
-            ids[begin : begin + count] = emitted[row, :count]
-            source[begin : begin + count] = nodes[row, :count] + begin
-            newest[row] = max(0, begin + min(max(count, 1), length) - 1)
-            if length > count:
-                ids[end - 1] = 0
-            continue
-        newest[row] = max(0, end - 1)
-        if kind == _LAST_CHUNK:
-            behind = int(emitted[row, 0]) if count else 0
-        elif prompts is None:
-            behind = 0
-        else:
-            behind = int(prompts[int(slots[row]), min(start + length, prompts.shape[1] - 1)])
-        if length:
-            ids[end - 1] = behind
+    draft_rows_cpu.extend_inputs(
+        slots.numpy(),
+        kinds.numpy().astype(np.uint8, copy=False),
+        starts.numpy(),
+        cu_q.numpy(),
+        accept_lens.numpy(),
+        tokens.numpy(),
+        path.numpy(),
+        input_ids.numpy(),
+        None if prompts is None else prompts.numpy(),
+        next_ids.numpy(),
+        sources.numpy(),
+        positions.numpy(),
+        select.numpy(),
+    )
 
 
 def chain_layout(
@@ -128,8 +113,13 @@ def top_candidates(
 ) -> None:
     """The K most likely tokens of each of N rows; see the reference."""
     values = logits if logits.dtype == torch.float32 else logits.float()
+    ids = None if token_ids is None else token_ids.numpy()
+    out = tokens.numpy()
+    if probs is None and out.shape[1] == 1:
+        greedy_argmax_cpu.greedy_tokens(values.numpy(), ids, out)
+        return
     best = np.empty(len(values), dtype=np.int64)
-    out, row = tokens.numpy(), np.arange(len(values))
+    row = np.arange(len(values))
     if probs is not None:
         chances = torch.softmax(values, dim=1).numpy()
         left = values.clone().numpy()
@@ -143,8 +133,8 @@ def top_candidates(
         if probs is not None:
             left[row, best] = np.where(unusable, left[row, best], _LEAST)
             probs.numpy()[:, rank] = np.where(unusable, 0, chances[row, best])
-    if token_ids is not None:
-        out[:] = token_ids.numpy()[out]
+    if ids is not None:
+        out[:] = ids[out]
 
 
 def write_chains(
@@ -158,20 +148,58 @@ def write_chains(
     depths: torch.Tensor,
 ) -> None:
     """Write the first caps[r] of N drafts of each of R rows as a chain; see the reference."""
-    given, most = drafts.numpy(), len(drafts)
-    out, above = tokens.numpy(), parents.numpy()
-    chain = np.arange(most)
-    counts = np.minimum(caps.numpy(), most)
-    for row, (begin, cap, count) in enumerate(
-        zip(cu_q.tolist(), caps.tolist(), counts.tolist(), strict=False)
-    ):
-        first = begin + 1
-        out[first : first + count] = given[:count, row]
-        above[first : first + count] = chain[:count]
-        out[first + count : first + cap] = 0
-        above[first + count : first + cap] = -1
-    proposed.numpy()[:] = counts
-    depths.numpy()[:] = counts
+    draft_rows_cpu.write_chains(
+        drafts.numpy(),
+        cu_q.numpy(),
+        caps.numpy(),
+        tokens.numpy(),
+        parents.numpy(),
+        proposed.numpy(),
+        depths.numpy(),
+    )
+
+
+def take_state(
+    slots: torch.Tensor,
+    state: State,
+    *,
+    tokens: torch.Tensor,
+    probs: torch.Tensor | None,
+    hidden: torch.Tensor,
+) -> None:
+    """Copy the state of R rows' slots; see the reference."""
+    index = slots.numpy()
+    for kept, out in zip(state, (tokens, probs, hidden), strict=True):
+        if out is not None:
+            draft_rows_cpu.take_rows(index, _bytes(kept), _bytes(out))
+
+
+def keep_state(
+    slots: torch.Tensor,
+    state: State,
+    select: torch.Tensor,
+    *,
+    tokens: torch.Tensor,
+    probs: torch.Tensor | None,
+    hidden: torch.Tensor,
+) -> None:
+    """Replace the state of R rows' slots; see the reference."""
+    index = slots.numpy()
+    draft_rows_cpu.keep_rows(index, None, _bytes(tokens), _bytes(state[0]))
+    if probs is not None:
+        draft_rows_cpu.keep_rows(index, None, _bytes(probs), _bytes(state[1]))
+    draft_rows_cpu.keep_rows(index, select.numpy(), _bytes(hidden), _bytes(state[2]))
+
+
+def pick_rows(index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows index[n] of ``rows`` [T, H], as [N, H]."""
+    return torch.from_numpy(_bytes(rows)[index.numpy()]).view(rows.dtype)
+
+
+def _bytes(rows: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Rows as their bytes, of dtypes too that numpy has not."""
+    array: npt.NDArray[np.uint8] = rows.view(torch.uint8).numpy()
+    return array
 
 
 def expand_tree(

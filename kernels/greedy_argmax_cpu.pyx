@@ -22,3 +22,21 @@ def greedy_argmax(const float[:, ::1] logits not None, int64_t[::1] ids_out not 
     with nogil:
         for row in range(rows):
             ids_out[row] = outrider_row_argmax(&logits[row, 0], logits.shape[1])
+
+
+def greedy_tokens(const float[:, ::1] logits not None, const int64_t[::1] token_ids,
+                  int64_t[:, :] out not None):
+    """Write the token [N, 1] of each row's largest logit, 0's where the row is unusable.
+
+    ``token_ids`` [V]: the token of each column, None where they are the same. Raises ValueError if
+    the shapes do not agree.
+    """
+    cdef Py_ssize_t row
+    cdef int64_t best
+    if out.shape[0] != logits.shape[0] or out.shape[1] != 1 or logits.shape[1] < 1:
+        raise ValueError(f"out: is {tuple(out.shape)[:2]} for {logits.shape[0]} rows")
+    if token_ids is not None and token_ids.shape[0] != logits.shape[1]:
+        raise ValueError(f"token_ids: has {token_ids.shape[0]} of {logits.shape[1]} columns")
+    for row in range(logits.shape[0]):
+        best = max(0, outrider_row_argmax(&logits[row, 0], logits.shape[1]))
+        out[row, 0] = best if token_ids is None else token_ids[best]

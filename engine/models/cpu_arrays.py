@@ -1,6 +1,6 @@
 """Tensors as the arrays that native CPU kernels take."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from ...kernels.decoder_cpu import Arena, PackedMatrix
 from .decoder_weights import LayerBody
 
 Weights = NDArray[np.uint16] | NDArray[np.float32]
+InstructionSet: TypeAlias = Literal["avx512", "avx2", "base"]
 
 
 class Rows:

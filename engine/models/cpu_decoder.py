@@ -5,12 +5,13 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine_core.model_config import ModelConfig
-from ...kernels.decoder_cpu import Arena, CpuDecoder
+from ...kernels.decoder_cpu import Arena, CpuDecoder, PackedMatrix
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from ..weights import TensorSource
 from .cpu_arrays import (
+    InstructionSet,
     Rows,
     array_of,
     bits,
@@ -40,7 +41,9 @@ class NativeDecoder:
     until the next call of the same method.
     """
 
-    def __init__(self, source: TensorSource, config: ModelConfig, portable: bool = False) -> None:
+    def __init__(
+        self, source: TensorSource, config: ModelConfig, isa: InstructionSet | None = None
+    ) -> None:
         self._config = config
         self._rotary = RotaryTable(
             config.rope, config.head_dim, config.context_length, torch.device("cpu")
@@ -53,7 +56,7 @@ class NativeDecoder:
             head_dim=config.head_dim,
             num_layers=config.num_hidden_layers,
             eps=config.rms_norm_eps,
-            portable=portable,
+            isa=isa,
         )
         self._hidden = Rows(config.hidden_size)
         self._logits = Rows(config.vocab_size)
@@ -87,6 +90,11 @@ class NativeDecoder:
     def output_head(self) -> torch.Tensor:
         """The output head [V, H] as it lies in the checkpoint's file, mapped into memory."""
         return self._output_head
+
+    @property
+    def packed_head(self) -> PackedMatrix:
+        """The output head as kernels read it."""
+        return self._packed_head
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Hidden states [T, H] after the final norm."""
@@ -155,7 +163,7 @@ class NativeDecoder:
         self._weight_bytes += packed.nbytes
 
     def _install_head(self, head: HeadWeights, arena: Arena) -> None:
-        lm_head = pack(head.lm_head, None, arena)
+        lm_head = self._packed_head = pack(head.lm_head, None, arena)
         tied = head.lm_head is head.embed
         self._embedding = head.embed if tied else head.embed.clone()
         embed = None if tied else bits(self._embedding)

@@ -5,11 +5,19 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine_core.draft_config import DraftConfig
-from ...kernels.decoder_cpu import Arena, CpuDraft, PackedMatrix, linear, rms_norm
+from ...kernels.decoder_cpu import (
+    Arena,
+    CpuDraft,
+    PackedMatrix,
+    linear,
+    rms_norm,
+    rms_norm_chunks,
+)
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from .cpu_arrays import (
+    InstructionSet,
     Rows,
     array_of,
     bits,
@@ -20,7 +28,8 @@ from .cpu_arrays import (
     pack_body,
     packed_bytes,
 )
-from .draft_net import DraftHidden
+from .cpu_decoder import NativeDecoder
+from .draft_net import ChainRows, DraftHidden
 from .draft_weights import DraftLayer, DraftWeights
 from .model import TargetModel
 
@@ -38,12 +47,12 @@ class NativeDraft:
         weights: DraftWeights,
         config: DraftConfig,
         target: TargetModel,
-        portable: bool = False,
+        isa: InstructionSet | None = None,
     ) -> None:
         model = config.model
         self._config = config
         self._target = target
-        self._portable = portable
+        self._isa: InstructionSet | None = isa
         self._token_ids = weights.token_ids
         if config.hot_tokens and weights.token_ids is not None:
             weights.head = target.output_head[weights.token_ids]
@@ -58,7 +67,7 @@ class NativeDraft:
             head_dim=model.head_dim,
             num_layers=model.num_hidden_layers,
             eps=model.rms_norm_eps,
-            portable=portable,
+            isa=isa,
         )
         self._arena = Arena(_arena_bytes(weights, config))
         self._weight_bytes = 0
@@ -74,8 +83,13 @@ class NativeDraft:
             embed=embed, fuse=self._fc if is_eagle else None, final_norm=final_norm
         )
         self._fc_input_norm = floats(weights.fc_input_norm)
-        self._chunk_norms = [array_of(norm) for norm in weights.chunk_norms]
+        norms = [array_of(norm) for norm in weights.chunk_norms]
+        self._chunk_norms = np.stack(norms) if norms else None
         self._has_norm = final_norm is not None
+        self._norm_output = self._has_norm and config.norm_output
+        head = self._head or packed_head(target)
+        ids = None if weights.token_ids is None else weights.token_ids.numpy()
+        self._layers.set_head(head, ids, self._norm_output)
         self._recurrent, self._normed = Rows(model.hidden_size), Rows(model.hidden_size)
         self._fused, self._logits = Rows(model.hidden_size), Rows(config.draft_vocab_size)
 
@@ -105,7 +119,7 @@ class NativeDraft:
             return features
         x = self._normed_features(features.contiguous().numpy())
         out = self._fused.take(len(x))
-        linear(x, self._fc, out.numpy(), portable=self._portable)
+        linear(x, self._fc, out.numpy(), isa=self._isa)
         return out
 
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None, kv: KVPool) -> DraftHidden:
@@ -116,8 +130,7 @@ class NativeDraft:
         rotary, tokens = self._rotary, positions.shape[0]
         rotary.reserve(int(positions.max()) + 1)
         normed = self._normed.take(tokens) if self._has_norm else None
-        feeds_stream = normed is None or not self._config.norm_output
-        recurrent = self._recurrent.take(tokens) if feeds_stream else None
+        recurrent = None if self._norm_output else self._recurrent.take(tokens)
         self._layers.forward(
             batch.input_ids.numpy(),
             positions,
@@ -134,6 +147,7 @@ class NativeDraft:
             hidden.numpy(),
             None if recurrent is None else recurrent.numpy(),
             None if normed is None else normed.numpy(),
+            batch.logits_index.numpy(),
         )
         if normed is None:
             assert recurrent is not None
@@ -145,20 +159,49 @@ class NativeDraft:
         if self._head is None:
             return self._target.logits(head_input)
         out = self._logits.take(head_input.shape[0])
-        linear(head_input.numpy(), self._head, out.numpy(), portable=self._portable)
+        linear(head_input.numpy(), self._head, out.numpy(), isa=self._isa)
         return out
+
+    def chain(
+        self,
+        rows: ChainRows,
+        ids: torch.Tensor,
+        hidden: torch.Tensor | None,
+        kv: KVPool,
+        drafts: torch.Tensor,
+    ) -> None:
+        """As ``ChainDraftNet.chain``, in one native call."""
+        if hidden is None:
+            raise ValueError("hidden: this draft needs the target's features or its own states")
+        slots, seq_lens = rows.slots.numpy(), rows.seq_lens.numpy()
+        if not len(slots) or not len(drafts):
+            return
+        rotary = self._rotary
+        rotary.reserve(int(seq_lens[slots].max()) + len(drafts))
+        self._layers.chain(
+            slots,
+            rows.caps.numpy(),
+            seq_lens,
+            rows.page_table.numpy(),
+            ids.numpy(),
+            kv.data.numpy(),
+            kv.page_size,
+            rotary.cos.numpy(),
+            rotary.sin.numpy(),
+            hidden.numpy(),
+            drafts.numpy(),
+        )
 
     def _normed_features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         eps = self._config.model.rms_norm_eps
-        if self._fc_input_norm is not None:
-            source, x = x, np.empty_like(x)
-            rms_norm(source, self._fc_input_norm, eps, x, portable=self._portable)
-        if not self._chunk_norms:
-            return x
-        parts = [part.copy() for part in np.split(x, len(self._chunk_norms), axis=1)]
-        for part, norm in zip(parts, self._chunk_norms, strict=True):
-            rms_norm(part, norm, eps, part, portable=self._portable)
-        return np.concatenate(parts, axis=1)
+        for norm, apply in (
+            (self._fc_input_norm, rms_norm),
+            (self._chunk_norms, rms_norm_chunks),
+        ):
+            if norm is not None:
+                source, x = x, np.empty_like(x)
+                apply(source, norm, eps, x, isa=self._isa)
+        return x
 
     def _install(self, index: int, layer: DraftLayer) -> None:
         body = layer.body
@@ -187,6 +230,13 @@ class NativeDraft:
         matrix = pack(weight, bias, self._arena)
         self._weight_bytes += matrix.nbytes
         return matrix
+
+
+def packed_head(target: TargetModel) -> PackedMatrix:
+    """The target's output head for kernels, its own where it has one."""
+    if isinstance(target, NativeDecoder):
+        return target.packed_head
+    return PackedMatrix(bits(target.output_head))
 
 
 def _arena_bytes(weights: DraftWeights, config: DraftConfig) -> int:

@@ -5,10 +5,8 @@ from dataclasses import dataclass, fields
 import torch
 
 from ...engine_core.model_config import ModelConfig
+from ...engine_core.tensor_shapes import body_shapes
 from ..weights import TensorSource, WeightsError
-
-# Buffers that old checkpoints carry; the table is computed from config.json instead.
-IGNORABLE = ("rotary_emb.inv_freq",)
 
 
 @dataclass(slots=True)
@@ -78,37 +76,35 @@ def read_layer(source: TensorSource, config: ModelConfig, index: int) -> LayerWe
 def read_body(source: TensorSource, config: ModelConfig, index: int, width: int) -> LayerBody:
     """Layer ``index`` without its input norm; attention takes in ``width`` elements."""
     prefix = f"model.layers.{index}."
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q, kv, head = config.q_size, config.kv_size, config.head_dim
+    shapes = body_shapes(config, index, width)
 
-    def norm(name: str, size: int) -> torch.Tensor:
-        return source.take(f"{prefix}{name}.weight", (size,))
+    def take(name: str) -> torch.Tensor:
+        return source.take(prefix + name, shapes[prefix + name])
 
-    def matrix(names: str, outs: tuple[int, ...], width: int) -> torch.Tensor:
-        parts = [
-            source.take(f"{prefix}{name}.weight", (out, width))
-            for name, out in zip(names.split(), outs, strict=True)
-        ]
+    def norm(name: str) -> torch.Tensor | None:
+        return take(f"{name}.weight") if f"{prefix}{name}.weight" in shapes else None
+
+    def matrix(*names: str) -> torch.Tensor:
+        parts = [take(f"{name}.weight") for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def bias(present: bool, names: str, outs: tuple[int, ...]) -> torch.Tensor | None:
-        if not present:
+    def bias(*names: str) -> torch.Tensor | None:
+        if f"{prefix}{names[0]}.bias" not in shapes:
             return None
-        parts = zip(names.split(), outs, strict=True)
-        return torch.cat([source.take(f"{prefix}{name}.bias", (out,)) for name, out in parts])
+        return torch.cat([take(f"{name}.bias") for name in names])
 
-    qkv_names = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
-    gate_up_names = "mlp.gate_proj mlp.up_proj"
+    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    gate_up = ("mlp.gate_proj", "mlp.up_proj")
     return LayerBody(
-        qkv=matrix(qkv_names, (q, kv, kv), width),
-        qkv_bias=bias(config.qkv_bias, qkv_names, (q, kv, kv)),
-        q_norm=norm("self_attn.q_norm", head) if config.qk_norm else None,
-        k_norm=norm("self_attn.k_norm", head) if config.qk_norm else None,
-        o=matrix("self_attn.o_proj", (hidden,), q),
-        o_bias=bias(config.o_bias, "self_attn.o_proj", (hidden,)),
-        post_norm=norm("post_attention_layernorm", hidden),
-        gate_up=matrix(gate_up_names, (inner, inner), hidden),
-        gate_up_bias=bias(config.mlp_bias, gate_up_names, (inner, inner)),
-        down=matrix("mlp.down_proj", (hidden,), inner),
-        down_bias=bias(config.mlp_bias, "mlp.down_proj", (hidden,)),
+        qkv=matrix(*qkv),
+        qkv_bias=bias(*qkv),
+        q_norm=norm("self_attn.q_norm"),
+        k_norm=norm("self_attn.k_norm"),
+        o=matrix("self_attn.o_proj"),
+        o_bias=bias("self_attn.o_proj"),
+        post_norm=take("post_attention_layernorm.weight"),
+        gate_up=matrix(*gate_up),
+        gate_up_bias=bias(*gate_up),
+        down=matrix("mlp.down_proj"),
+        down_bias=bias("mlp.down_proj"),
     )

@@ -7,10 +7,10 @@ import torch
 
 from ...engine_core.draft_config import DraftConfig
 from ...engine_core.memory_parts import OVERRUN_TOKENS
+from ...engine_core.tensor_shapes import IGNORABLE, UNUSED
 from ..weights import Checkpoint, RandomTensors, WeightsError
 from .cpu_decoder import supports_cpu_kernels
 from .cpu_draft import NativeDraft
-from .decoder_weights import IGNORABLE
 from .draft_net import DraftNet
 from .draft_weights import (
     DraftTensors,
@@ -23,9 +23,6 @@ from .loader import LoadFormat, load_model
 from .model import GpuModel, TargetModel
 from .standalone_draft import GpuStandaloneDraft, StandaloneDraft
 from .torch_draft import TorchDraft
-
-# What checkpoints hold of the target, and what only training reads.
-UNUSED = ("embed_tokens.weight", "lm_head.weight", "t2d")
 
 
 def load_draft(

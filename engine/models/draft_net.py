@@ -55,12 +55,47 @@ class DraftNet(Protocol):
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None, kv: KVPool) -> DraftHidden:
         """Run ``batch`` (ids of the target's vocabulary); writes its keys and values.
 
+        Answers of tokens outside ``batch.logits_index`` mean nothing.
+
         ``hidden`` [T, H]: ``fuse``'s answer or a pass's ``recurrent``; None for STANDALONE.
         """
         ...
 
     def logits(self, head_input: torch.Tensor) -> torch.Tensor:
         """Logits [N, Vd] of rows [N, H] of ``head_input``."""
+        ...
+
+
+class ChainRows(NamedTuple):
+    """R rows that continue at their slots' lengths, one token a pass.
+
+    ``slots``, ``caps`` int32[R]: rows without a cap write to page 0, which nobody reads;
+    ``seq_lens`` int32[S]; ``page_table`` int32[S, P].
+    """
+
+    slots: torch.Tensor
+    caps: torch.Tensor
+    seq_lens: torch.Tensor
+    page_table: torch.Tensor
+
+
+@runtime_checkable
+class ChainDraftNet(DraftNet, Protocol):
+    """A net that runs all passes of a chain at once."""
+
+    def chain(
+        self,
+        rows: ChainRows,
+        ids: torch.Tensor,
+        hidden: torch.Tensor | None,
+        kv: KVPool,
+        drafts: torch.Tensor,
+    ) -> None:
+        """Write ``drafts`` int64[N, R]: what each of N passes proposes, fed to the next.
+
+        ``ids`` int64[R] and ``hidden`` [R, H]: what the first pass takes in. Pass i runs at
+        seq_lens[slot] + i. The same tokens and KV as pass by pass.
+        """
         ...
 
 

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from ...engine_core.model_config import ModelConfig
+from ...engine_core.tensor_shapes import IGNORABLE
 from ..weights import Checkpoint, RandomTensors, TensorSource, WholeTensors
 from .cpu_decoder import NativeDecoder, supports_cpu_kernels
-from .decoder_weights import IGNORABLE
 from .model import Reduce, TargetModel
 from .torch_decoder import TorchDecoder
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 
 from ...kernels import draft_ops_cpu
-from ...kernels.draft_state import keep_state, take_state
 
 Op = Callable[..., None]
 
@@ -39,9 +38,9 @@ _CPU = DraftOps(
     draft_ops_cpu.write_chains,
     draft_ops_cpu.expand_tree,
     draft_ops_cpu.select_tree,
-    take_state,
-    keep_state,
-    pick_rows,
+    draft_ops_cpu.take_state,
+    draft_ops_cpu.keep_state,
+    draft_ops_cpu.pick_rows,
 )
 
 

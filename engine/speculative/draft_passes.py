@@ -3,14 +3,14 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from ...engine_core.ids import RowKind
+from ...kernels import draft_rows_cpu
 from ..forward_batch import ForwardBatch, RowGroup
-from ..models.draft_net import DraftHidden
+from ..models.draft_net import ChainDraftNet, ChainRows, DraftHidden
 from .device_drafter import DraftRows, LoadedDraft, Verdict
 from .draft_ops import DraftOps
+from .row_constants import RowConstants
 
 
 class Extension(NamedTuple):
@@ -30,10 +30,11 @@ class DraftPasses:
 
     def __init__(self, draft: LoadedDraft, page_table: torch.Tensor, ops: DraftOps) -> None:
         self.net = draft.net
+        self._chain_net = draft.net if isinstance(draft.net, ChainDraftNet) else None
         self.ops = ops
         self._kv = draft.kv
         self._page_table = page_table
-        self._shapes: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+        self._constants = RowConstants(page_table.device)
 
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None) -> DraftHidden:
         """The net over ``batch``."""
@@ -67,6 +68,10 @@ class DraftPasses:
         ``ids`` int64[R] and ``hidden`` [R, H]: what the first pass takes in. ``drafts`` int64[N,
         R]: out, what each of N passes proposes.
         """
+        if self._chain_net is not None:
+            of = ChainRows(rows.slots, rows.caps, rows.seq_lens, self._page_table)
+            self._chain_net.chain(of, ids, hidden, self._kv, drafts)
+            return
         for i, batch in enumerate(self._chain_batches(rows, len(drafts))):
             batch.input_ids = ids
             out = self.forward(batch, hidden)
@@ -124,7 +129,7 @@ class DraftPasses:
         extended = replace(
             batch,
             positions=positions,
-            is_tree=self._shape(len(verdict.slots), 1)[2],
+            is_tree=self._constants.of(len(verdict.slots), 1).plain,
             logits_index=select,
         )
         if sources.is_cuda:
@@ -174,7 +179,7 @@ class DraftPasses:
     ) -> ForwardBatch:
         """R plain rows of ``width`` tokens each, whose ids are to come."""
         rows = len(kv_lens)
-        cu_q, zeros, is_tree, index = self._shape(rows, width)
+        cu_q, zeros, is_tree, index = self._constants.of(rows, width)
         return ForwardBatch(
             input_ids=zeros,
             positions=positions,
@@ -189,45 +194,24 @@ class DraftPasses:
             groups=(RowGroup(0, rows, width),),
         )
 
-    def _shape(self, rows: int, width: int) -> tuple[torch.Tensor, ...]:
-        """What batches of this shape share: offsets, and zeros and indices of T tokens."""
-        made = self._shapes.get((rows, width))
-        if made is None:
-            device, tokens = self._page_table.device, rows * width
-            made = (
-                torch.arange(0, tokens + 1, width, dtype=torch.int32, device=device),
-                torch.zeros(tokens, dtype=torch.int64, device=device),
-                torch.zeros(rows, dtype=torch.uint8, device=device),
-                torch.arange(tokens, device=device),
-            )
-            self._shapes[rows, width] = made
-        return made
-
 
 def without_junk(extension: Extension, verdict: Verdict) -> Extension:
-    """The extension without entries that were not accepted, as a CPU's shapes may depend on it.
+    """The extension without entries that were not accepted, as a CPU's shapes may depend on it;
+    its batch is changed.
 
     Every row that has entries keeps one.
     """
-    batch, cu = extension.batch, extension.batch.cu_q.numpy()
-    lengths = np.diff(cu)
-    accepted = np.clip(verdict.accept_lens.numpy(), 1, None)
-    kept = np.where(
-        verdict.kinds.numpy() == RowKind.VERIFY, np.minimum(accepted, lengths), lengths
-    ).astype(np.int32)
-    if (kept == lengths).all():
-        return extension
-    begins = np.zeros_like(cu)
-    np.cumsum(kept, out=begins[1:])
-    index = torch.from_numpy(np.repeat(cu[:-1] - begins[:-1], kept) + np.arange(begins[-1]))
-    trimmed = replace(
-        batch,
-        positions=batch.positions[index],
-        kv_slots=batch.kv_slots[index],
-        cu_q=torch.from_numpy(begins),
-        kv_lens=batch.kv_lens - torch.from_numpy(lengths - kept),
-        tree_bits=batch.tree_bits[: len(index)],
-        logits_index=torch.from_numpy(np.maximum(begins[1:] - 1, 0).astype(np.int64)),
-        groups=(),
-    )
-    return Extension(trimmed, extension.next_ids[index], extension.sources[index])
+    batch = extension.batch
+    fields = (extension.next_ids, extension.sources, batch.positions, batch.kv_slots.clone())
+    next_ids, sources, positions, kv_slots = fields
+    kv_lens, begins = batch.kv_lens.clone(), torch.empty_like(batch.cu_q)
+    kept = draft_rows_cpu.drop_junk(
+        verdict.kinds.numpy(), verdict.accept_lens.numpy(), batch.cu_q.numpy(),
+        next_ids.numpy(), sources.numpy(), positions.numpy(), kv_slots.numpy(),
+        kv_lens.numpy(), begins.numpy(), batch.logits_index.numpy(),
+    )  # fmt: skip
+    next_ids, sources, positions, kv_slots = (field[:kept] for field in fields)
+    batch.positions, batch.kv_slots = positions, kv_slots
+    batch.cu_q, batch.kv_lens = begins, kv_lens
+    batch.tree_bits, batch.groups = batch.tree_bits[:kept], ()
+    return Extension(batch, next_ids, sources)

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from ...engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
 from ...engine_core.model_path import ModelNotFound, resolve_model
 from ...engine_core.refusal import Refused, RefusedError
+from ...engine_core.tensor_shapes import IGNORABLE
 from ...engine_core.train_spec import TrainSpec, refuse_train, serving_shape
-from ..models.decoder_weights import IGNORABLE
 from ..weights import Checkpoint, WeightsError
 from .batches import Mixture, Rows, RowSource, hold_out_windows, windows
 from .card import model_card

@@ -16,6 +16,7 @@ from ...engine_core.model_path import ModelNotFound, resolve_model
 from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.safetensors_header import HeaderError, tensor_dtypes
 from ...engine_core.spec_shape import corrected
+from ...engine_core.tensor_checks import check_draft_tensors, check_model_tensors
 from ..flags import UsageError, add_engine_flags, resolve_engine
 from ..json_file import JsonFile
 
@@ -79,7 +80,7 @@ def make_plan(
     try:
         folder = resolve_model(config.model, config.revision)
         model = load_model_config(folder)
-        stored = {} if config.load_format == "dummy" else _stored_types(folder)
+        stored = {} if config.load_format == "dummy" else _stored_types(folder, model)
     except (ModelNotFound, ModelConfigError, HeaderError) as error:
         raise RefusedError(Refused("model", str(error).removeprefix("model: "))) from None
     draft = _draft(config, model)
@@ -138,17 +139,23 @@ def _draft(config: EngineConfig, target: ModelConfig) -> DraftSource | None:
     if draft is not None and draft.load_format != "dummy" and not draft.stored:
         reason = _no_tensors(draft.folder, "--speculative-draft-load-format")
         raise RefusedError(Refused("speculative_draft_model_path", reason))
+    if draft is not None and draft.load_format != "dummy":
+        try:
+            check_draft_tensors(draft.folder, draft.config)
+        except HeaderError as error:
+            raise RefusedError(Refused("speculative_draft_model_path", str(error))) from None
     note = None if draft is None else corrected(config, draft.shape)
     if note is not None:
         print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
     return draft
 
 
-def _stored_types(folder: Path) -> dict[str, str]:
+def _stored_types(folder: Path, model: ModelConfig) -> dict[str, str]:
     """Raises HeaderError, also for a folder without a checkpoint, which cannot be started."""
     stored = tensor_dtypes(folder)
     if not stored:
         raise HeaderError(_no_tensors(folder, "--load-format"))
+    check_model_tensors(folder, model)
     return stored
 
 

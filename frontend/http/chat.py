@@ -247,7 +247,7 @@ class _Job:
                     self._usage.add(delta)
                     yield delta
         except RefusedError as error:
-            raise openai_error(error, self._length_name) from None
+            raise openai_error(error, self._length_name, "messages") from None
 
     def _choice(self, sequence: Collected) -> ChatChoice:
         finish = sequence.last.finish

@@ -141,6 +141,7 @@ class _Job:
         self._with_text = bool(body.return_text_in_logprobs)
         self._logprobs = [i.params.logprobs for i in items for _ in range(i.params.n)]
         self._parts = [_Parts() for _ in self._logprobs]
+        self._prompt_name = "text" if body.text is not None else "input_ids"
         self._single = not _prompts(body)[1] and len(self._parts) == 1
 
     async def whole(self) -> dict[str, object] | list[dict[str, object]]:
@@ -163,10 +164,16 @@ class _Job:
 
     async def _deltas(self, stream: bool) -> AsyncGenerator[Delta]:
         many = self._service.generate_many(self._items, stream=stream)
-        async with contextlib.aclosing(many) as deltas:
-            async for delta in deltas:
-                raise_if_failed(delta)
-                yield delta
+        try:
+            async with contextlib.aclosing(many) as deltas:
+                async for delta in deltas:
+                    raise_if_failed(delta)
+                    yield delta
+        except RefusedError as error:
+            if error.refused.field != "prompt":
+                raise
+            refused = msgspec.structs.replace(error.refused, field=self._prompt_name)
+            raise RefusedError(refused) from None
 
     def _answer(self, last: Delta, parts: "_Parts") -> dict[str, object]:
         meta = last.meta_info.to_dict()

@@ -130,11 +130,13 @@ def _direct(body: OpenAIRequest | NativeSampling) -> dict[str, object]:
     return fields
 
 
-def openai_error(error: RefusedError, max_tokens_name: str = "max_tokens") -> HttpError:
+def openai_error(
+    error: RefusedError, max_tokens_name: str = "max_tokens", prompt_name: str = "prompt"
+) -> HttpError:
     """A refusal of the service, with the field under the name that the client sent."""
     refused = error.refused
     inside_to_sent = {inside: sent for sent, inside in OPENAI_NAMES.items()}
-    inside_to_sent["max_new_tokens"] = max_tokens_name
+    inside_to_sent |= {"max_new_tokens": max_tokens_name, "prompt": prompt_name}
     field = inside_to_sent.get(refused.field, refused.field)
     reason = refused.reason.replace("max_new_tokens", max_tokens_name)
     return HttpError(refused.status, f"{field}: {reason}", param=field)

@@ -479,7 +479,7 @@ def test_a_flush_forgets_text_and_keeps_answers(ngram: Engine, tokenizer: Tokeni
 @pytest.mark.parametrize(
     "flags",
     [
-        {"speculative_num_draft_tokens": 1},
+        {"speculative_num_draft_tokens": 2},
         {"speculative_ngram_capacity": 19},
         {"speculative_ngram_capacity": 60, "speculative_ngram_match_type": "PROB"},
         {"speculative_ngram_max_trie_depth": 2, "speculative_num_draft_tokens": 64},
@@ -505,8 +505,4 @@ def test_extreme_drafters_change_nothing(tiny: Path, flags: Params) -> None:
     without, with_drafts = found
     assert [r.tokens for r in with_drafts] == [r.tokens for r in without]
     proposed = sum(result.stats.proposed_drafts for result in with_drafts)
-    if flags.get("speculative_num_draft_tokens") == 1:
-        assert proposed == 0
-        assert {r.stats.spec_off_reason for r in with_drafts} != {None}
-    else:
-        assert proposed > 50
+    assert proposed > 50

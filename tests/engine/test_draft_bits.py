@@ -10,9 +10,11 @@ import torch
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models.cpu_draft import NativeDraft
 from outrider.engine.models.draft_loader import load_draft, read_weights
+from outrider.engine.models.draft_net import ChainRows
 from outrider.engine.models.loader import load_model
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
+from outrider.kernels.decoder_cpu import instruction_sets
 
 from .draft_checkpoints import DRAFTS
 from .steps import Pages, Query, Sequence, make_batch
@@ -94,7 +96,62 @@ def test_bits_do_not_depend_on_the_pieces(net: NativeDraft) -> None:
         assert torch.equal(answers(net, [pieces, alone[:30]])[0], wanted)
 
 
-def test_the_portable_code_agrees(tmp_path: Path) -> None:
+def test_tokens_that_are_not_asked_for_change_no_bits(net: NativeDraft) -> None:
+    texts = [Text(net, seed) for seed in range(3)]
+    asked = [24, 29, 38]
+    parts = [text.part(size, False) for text, size in zip(texts, (30, 9, 4), strict=True)]
+    features = net.fuse(torch.cat([part[1] for part in parts])).clone()
+    found = []
+    for wanted in (list(range(43)), asked):
+        kv = KVPool(60, 4, net.config.model, torch.float32, CPU)
+        kv.data.zero_()
+        batch = make_batch([part[0] for part in parts], Pages(60, 4, 1))
+        batch.logits_index = torch.tensor(wanted)
+        out = net.forward(batch, features, kv)
+        rows = torch.tensor(asked)
+        found.append((out.recurrent[rows], out.head_input[rows], kv.data))
+    for whole, part in zip(*found, strict=True):
+        assert torch.equal(whole, part)
+
+
+def test_a_chain_is_its_passes(net: NativeDraft) -> None:
+    length, passes, rows = 21, 4, 3
+    kv = [KVPool(60, 4, net.config.model, torch.float32, CPU) for _ in range(2)]
+    texts, pages = [Text(net, seed) for seed in range(rows)], Pages(60, 4, 1)
+    parts = [text.part(length, False) for text in texts]
+    batch = make_batch([part[0] for part in parts], pages)
+    features = net.fuse(torch.cat([part[1] for part in parts]))
+    for pool in kv:
+        pool.data.zero_()
+        out = net.forward(batch, features, pool)
+    newest = batch.cu_q[1:].long() - 1
+    hidden, ids = out.recurrent[newest].clone(), torch.tensor([7, 3, 11])
+    # Pages of what comes: every row has some in its table, in the order of its slots.
+    table = torch.zeros(rows + 1, 8, dtype=torch.int32)
+    for row, text in enumerate(texts):
+        query = Query(text.sequence, [0] * passes)
+        text.sequence.length = length
+        step = make_batch([query], pages)
+        table[row + 1, : step.page_table.shape[1]] = step.page_table[0]
+    slots = torch.tensor([3, 1, 2], dtype=torch.int32)
+    lengths = torch.full((rows + 1,), length, dtype=torch.int32)
+    drafts = torch.zeros(passes, rows, dtype=torch.int64)
+    order = slots.long() - 1
+    of = ChainRows(slots, torch.full((rows,), passes, dtype=torch.int32), lengths, table)
+    net.chain(of, ids, hidden[order], kv[0], drafts)
+    for i, proposed in enumerate(drafts):
+        for text in texts:
+            text.sequence.length = length + i
+        step = make_batch([Query(texts[row].sequence, [0]) for row in order], pages)
+        step.input_ids = ids
+        out = net.forward(step, hidden[order] if i == 0 else out.recurrent, kv[1])
+        ids = net.logits(out.head_input).argmax(1)
+        ids = ids if net.token_ids is None else net.token_ids[ids]
+        assert torch.equal(ids, proposed), i
+    assert torch.equal(kv[0].data, kv[1].data)
+
+
+def test_all_instruction_sets_agree(tmp_path: Path) -> None:
     kind = DRAFTS["eagle3.1"]
     folder = write_checkpoint(tmp_path / "target", VOCAB, layers=3)
     target_config = load_model_config(folder)
@@ -103,8 +160,8 @@ def test_the_portable_code_agrees(tmp_path: Path) -> None:
     config = load_draft_config(draft, target_config, kind.algorithm)
     whole = [[(LENGTH, False)]]
     nets = [
-        NativeDraft(read_weights(draft, config), config, target, portable)
-        for portable in (False, True)
+        NativeDraft(read_weights(draft, config), config, target, isa) for isa in instruction_sets()
     ]
-    ours, theirs = (answers(net, whole)[0] for net in nets)
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    ours, *others = (answers(net, whole)[0] for net in nets)
+    for theirs in others:
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

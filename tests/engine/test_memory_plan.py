@@ -181,17 +181,25 @@ def test_what_does_not_fit_is_refused_with_numbers(
 
 
 @pytest.mark.parametrize(
-    ("free", "fraction", "words"),
+    ("free", "fraction", "field", "words"),
     [
-        (139, 0.05, "0.05 of the 138.351 GiB that are free leaves no room"),
-        (0.25, 0.9, "0.9 of the 0.000 GiB that are free leaves no room"),
+        (
+            139,
+            0.05,
+            "mem_fraction_static",
+            "0.05 of the 138.351 GiB that are free beside a CUDA context of 0.649 GiB leaves no "
+            "room",
+        ),
+        (0.25, 0.9, "device", "kernels take 0.649 GiB, but 0.250 GiB are free"),
     ],
 )
-def test_a_model_that_cannot_fit_is_refused(free: float, fraction: float, words: str) -> None:
+def test_a_model_that_cannot_fit_is_refused(
+    free: float, fraction: float, field: str, words: str
+) -> None:
     placement = ON_CUDA._replace(mem_fraction=fraction)
     refused = planned(QWEN, placement, int(free * GIB))
     assert isinstance(refused, Refused)
-    assert refused.field == "mem_fraction_static"
+    assert refused.field == field
     assert words in refused.reason
 
 

@@ -98,6 +98,7 @@ def test_the_embedded_targets_draft_is_found_by_itself(
     ("path", "revision", "field", "words"),
     [
         ("/none/here", None, PATH, "was not found"),
+        (__file__, None, PATH, "is a file; give the folder"),
         ("nobody/no-such-draft", "v1", PATH, "nobody/no-such-draft at v1"),
         (str(EAGLE3), "v1", "speculative_draft_model_revision", "has no revisions"),
         (str(CONFIGS), None, PATH, "has no config.json"),

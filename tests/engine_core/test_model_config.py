@@ -221,3 +221,4 @@ def test_what_was_looked_for_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "the local Hugging Face cache (nobody/nothing-here at v9)" in text
     assert "the Hugging Face hub (nobody/nothing-here at v9)" in text
     assert "HF_HUB_OFFLINE" in text
+    assert ".. " not in text, "the reason may end in a full stop of its own"

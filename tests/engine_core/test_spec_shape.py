@@ -77,7 +77,7 @@ def test_a_chain_has_a_node_a_step_and_the_bonus_token() -> None:
         ({STEPS: 2, TOPK: 3}, NODES, "verifies 3 to 13 nodes"),
         ({STEPS: 5, TOPK: 4, NODES: 5}, NODES, "cannot be 5 steps deep; ask for 6 or more"),
         ({STEPS: 2, TOPK: 3, NODES: 14}, NODES, "exceeds the 13 nodes"),
-        ({STEPS: 5, TOPK: 4, NODES: 65}, NODES, "between 1 and 64, got 65"),
+        ({STEPS: 5, TOPK: 4, NODES: 65}, NODES, "between 2 and 64, got 65"),
         ({STEPS: 9, TOPK: 9, NODES: 20}, TOPK, "feed the draft 72 nodes"),
         ({STEPS: 3, "simulate_accept_length": 4.5}, "simulate_accept_length", "the 4 tokens"),
         (

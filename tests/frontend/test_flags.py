@@ -164,6 +164,9 @@ def test_speculative_config_takes_vllms_keys(tmp_path: Path) -> None:
     for wrong in ("{", "[]", '{"model": "x"}', '{"num_speculative_tokens": 3}'):
         with pytest.raises(RefusedError, match="speculative_config"):
             engine("--model", "m", "--speculative-config", wrong)
+    twice = '{"method": "ngram", "num_speculative_tokens": 3, "num_speculative_tokens": 5}'
+    with pytest.raises(RefusedError, match="'num_speculative_tokens' twice; give it once"):
+        engine("--model", "m", "--speculative-config", twice)
     lookup = '{"method": "ngram", "prompt_lookup_max": 5}'
     with pytest.raises(RefusedError, match="--speculative-ngram-max-trie-depth"):
         engine("--model", "m", "--speculative-config", lookup)

@@ -265,6 +265,7 @@ def test_disconnect_aborts_within_a_second(short_folder: Path, path: str, stream
                 live.http.post(path, json=body, timeout=0.5)
         assert eventually(lambda: len(live.core.aborted) == 1)
         assert eventually(lambda: live.service.open_requests == 0)
+        assert "outrider:num_aborted_requests_total 1.0" in live.http.get("/metrics").text
 
 
 def test_error_after_the_headers_is_an_event(short_folder: Path) -> None:

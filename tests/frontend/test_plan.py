@@ -1,6 +1,7 @@
 """``outrider plan``: the table, the JSON, and refusals with numbers."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,10 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(
 def test_what_does_not_fit_ends_with_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*DUMMY, "--gpu-memory", "16") == 2
     assert "beside 15.256 GiB of weights" in capsys.readouterr().err
+    assert run("--model", "pycoder", "--gpu-memory", "0.1") == 2
+    said = capsys.readouterr().err
+    assert "device: cuda: the driver's context and the kernels take 0.649 GiB" in said
+    assert "but 0.100 GiB are free" in said
 
 
 @pytest.mark.parametrize("text", ["-1", "0", "inf", "1e30", "nan"])
@@ -180,6 +185,47 @@ def test_the_model_is_looked_at_before_the_memory(
     (tmp_path / "model.safetensors").write_bytes(b"short")
     assert "not a safetensors file" in refused(tmp_path)
     assert "no GPU to ask" in refused(tmp_path, "--load-format", "dummy")
+
+
+def test_a_checkpoint_that_could_not_be_loaded_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = Path(__file__).parents[2] / "models"
+    memory = ["--memory", "8", "--device", "cpu"]
+
+    def copied(name: str) -> Path:
+        return Path(shutil.copytree(models / name, tmp_path / name, dirs_exist_ok=True))
+
+    def refused(*args: str) -> str:
+        assert run(*args, *memory) == 2
+        return capsys.readouterr().err
+
+    target = copied("pycoder-11m")
+    assert run("--model", str(target), *memory) == 0
+    shard = target / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    said = refused("--model", str(target))
+    assert "error: model: " in said
+    assert "model-00002-of-00002.safetensors: is truncated or damaged" in said
+    target = copied("pycoder-11m")
+    config = json.loads((target / "config.json").read_text())
+    layers = config["num_hidden_layers"]
+    for change, words in (
+        ({"num_hidden_layers": layers + 1}, "the checkpoint lacks tensor 'model.layers."),
+        ({"num_hidden_layers": layers - 1}, "are in the checkpoint but not in the model"),
+        ({"intermediate_size": 8}, "config.json asks for [8, "),
+    ):
+        (target / "config.json").write_text(json.dumps(config | change))
+        assert words in refused("--model", str(target))
+    draft = copied("pycoder-11m-eagle3")
+    args = ["--model", "pycoder", "--speculative-algorithm", "EAGLE3"]
+    args += ["--speculative-draft-model-path", str(draft)]
+    assert run(*args, *memory) == 0
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"intermediate_size": 8}))
+    said = refused(*args)
+    assert "error: speculative_draft_model_path: " in said
+    assert "config.json asks for [8, " in said
 
 
 @pytest.mark.parametrize(

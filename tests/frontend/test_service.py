@@ -125,10 +125,17 @@ def test_leaving_aborts(short_folder: Path, how: str) -> None:
                 await asyncio.gather(waiting, return_exceptions=True)
             await asyncio.sleep(0.1)
             assert len(core.aborted) == 2
+            assert counted(served) == {"requests": 2.0, "aborted_requests": 2.0}
             assert served.open_requests == 0
             assert served.core.open_requests == 0
 
     run(work())
+
+
+def counted(served: AsyncService) -> dict[str, float | None]:
+    value = served.metrics.registry.get_sample_value
+    names = ("requests", "aborted_requests")
+    return {name: value(f"outrider:num_{name}_total") for name in names}
 
 
 async def collect(deltas: AsyncIterator[Delta]) -> list[Delta]:
@@ -148,6 +155,7 @@ def test_duplicate_id_leaves_the_first_request_alone(short_folder: Path) -> None
             rest = await collect(first)
             assert rest[-1].finish == FinishReason("length")
             assert core.aborted == []
+            assert counted(served) == {"requests": 1.0, "aborted_requests": 0.0}
 
     run(work())
 

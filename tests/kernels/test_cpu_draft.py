@@ -54,6 +54,7 @@ def run(layers: CpuDraft, **replaced: Any) -> NDArray[np.float32]:
         "hidden": ones(2, HIDDEN),
         "recurrent": zeros(2, HIDDEN),
         "head_input": zeros(2, HIDDEN),
+        "asked": np.array([0, 1]),
     }
     arrays.update(replaced)
     layers.forward(**arrays)
@@ -85,6 +86,7 @@ def test_without_matrices_the_hidden_state_passes_through() -> None:
         ({"head_input": ones(3, HIDDEN)}, "head_input: must be"),
         ({"kv": zeros(2, 2, SLOTS, 1, DIM)}, "kv: must be"),
         ({"cos": ones(4, DIM)}, "cos, sin"),
+        ({"asked": np.array([2])}, "asked: there is no token 2"),
     ],
 )
 def test_wrong_arguments_are_named(replaced: dict[str, Any], message: str) -> None:
@@ -115,3 +117,60 @@ def test_wrong_parts_are_named() -> None:
         run(layers, head_input=None)
     with pytest.raises(ValueError, match="head_input: this draft has no final norm"):
         run(layers)
+
+
+def chain(layers: CpuDraft, **replaced: Any) -> NDArray[np.int64]:
+    arrays: dict[str, Any] = {
+        "slots": np.array([1], dtype=np.int32),
+        "caps": np.array([2], dtype=np.int32),
+        "seq_lens": np.array([0, 1], dtype=np.int32),
+        "page_table": np.array([[0, 0], [1, 2]], dtype=np.int32),
+        "ids": np.array([3]),
+        "kv": zeros(1, 2, SLOTS, 1, DIM),
+        "page_size": 2,
+        "cos": ones(4, DIM // 2),
+        "sin": zeros(4, DIM // 2),
+        "hidden": ones(1, HIDDEN),
+        "drafts": np.zeros((2, 1), dtype=np.int64),
+    }
+    arrays.update(replaced)
+    layers.chain(**arrays)
+    drafts: NDArray[np.int64] = arrays["drafts"]
+    return drafts
+
+
+def with_head() -> CpuDraft:
+    layers, head = ready(), zeros(5, HIDDEN)
+    head[3] = 1
+    layers.set_head(PackedMatrix(head), np.array([9, 8, 7, 6, 5]), False)
+    return layers
+
+
+def test_a_chain_gives_the_target_s_ids() -> None:
+    assert chain(with_head()).tolist() == [[6], [6]]
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"slots": np.array([2], dtype=np.int32)}, "slots: 2"),
+        ({"ids": np.array([VOCAB])}, "ids: token 11"),
+        ({"caps": np.zeros(2, dtype=np.int32)}, "do not agree on the rows"),
+        ({"seq_lens": np.array([0, 3], dtype=np.int32)}, "seq_lens: position 4"),
+        ({"page_table": np.array([[0, 0], [1, 3]], dtype=np.int32)}, "page_table: names"),
+        ({"hidden": ones(2, HIDDEN)}, "hidden: must be"),
+    ],
+)
+def test_a_chain_s_wrong_arguments_are_named(replaced: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        chain(with_head(), **replaced)
+
+
+def test_a_chain_needs_a_fitting_head() -> None:
+    with pytest.raises(RuntimeError, match="set_head"):
+        chain(ready())
+    for ids, message in (([1], "token_ids: has 1"), ([0, VOCAB], "token_ids: 11")):
+        with pytest.raises(ValueError, match=message):
+            ready().set_head(PackedMatrix(zeros(2, HIDDEN)), np.array(ids), False)
+    with pytest.raises(ValueError, match="head: has 12 outputs"):
+        ready().set_head(PackedMatrix(zeros(VOCAB + 1, HIDDEN)), None, False)

@@ -1,11 +1,19 @@
 """Native matmul and norm against torch, and their independence of the batch shape."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
-from outrider.kernels.decoder_cpu import Arena, PackedMatrix, has_avx2, linear, rms_norm
+from outrider.kernels.decoder_cpu import (
+    Arena,
+    PackedMatrix,
+    instruction_sets,
+    linear,
+    rms_norm,
+)
 from outrider.kernels.rms_norm import rms_norm as rms_norm_reference
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 48, 61, 64, 200)
@@ -17,30 +25,40 @@ def packed(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatr
     return PackedMatrix(bits.numpy(), None if bias is None else bias.numpy())
 
 
-def run(x: torch.Tensor, matrix: PackedMatrix, portable: bool = False) -> torch.Tensor:
+def run(x: torch.Tensor, matrix: PackedMatrix, isa: Any = None) -> torch.Tensor:
     out = torch.full((x.shape[0], matrix.shape[0]), float("nan"))
-    linear(x.numpy(), matrix, out.numpy(), portable=portable)
+    linear(x.numpy(), matrix, out.numpy(), isa=isa)
     return out
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("portable", [False, True])
-def test_linear(dtype: torch.dtype, shape: tuple[int, int], portable: bool) -> None:
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_linear(dtype: torch.dtype, shape: tuple[int, int], isa: str) -> None:
     torch.manual_seed(shape[0])
     weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0])
     x = torch.randn(max(ROWS), shape[1])
     exact = x.double() @ weight.double().T
     tolerance = 1e-6 * float((x.abs().double() @ weight.abs().double().T).max())
     plain, biased = packed(weight), packed(weight, bias)
-    whole = run(x, plain, portable)
+    whole = run(x, plain, isa)
     torch.testing.assert_close(whole.double(), exact, atol=tolerance, rtol=0)
     torch.testing.assert_close(
-        run(x, biased, portable).double(), exact + bias, atol=tolerance + 1e-6, rtol=0
+        run(x, biased, isa).double(), exact + bias, atol=tolerance + 1e-6, rtol=0
     )
     for rows in ROWS:
-        assert torch.equal(run(x[:rows], plain, portable), whole[:rows]), rows
-        assert torch.equal(run(x[-rows:].contiguous(), plain, portable), whole[-rows:]), rows
+        assert torch.equal(run(x[:rows], plain, isa), whole[:rows]), rows
+        assert torch.equal(run(x[-rows:].contiguous(), plain, isa), whole[-rows:]), rows
+
+
+@pytest.mark.skipif("avx512" not in instruction_sets(), reason="needs AVX-512")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_avx512_and_avx2_give_the_same_bits(dtype: torch.dtype) -> None:
+    for shape in (*SHAPES, (256, 64), (80, 31)):
+        x, matrix = torch.randn(max(ROWS), shape[1]), packed(torch.randn(shape).to(dtype))
+        for rows in ROWS:
+            wide, narrow = (run(x[:rows], matrix, isa) for isa in ("avx512", "avx2"))
+            assert torch.equal(wide, narrow), (shape, rows)
 
 
 def test_float32_and_bfloat16_storage_give_the_same_bits() -> None:
@@ -53,9 +71,9 @@ def test_rms_norm() -> None:
     for size in (8, 13, 64, 250):
         x, weight = torch.randn(9, size) * 3, torch.rand(size)
         expected = rms_norm_reference(x, weight, 1e-5)
-        for portable in (False, True):
+        for isa in instruction_sets():
             out = torch.empty_like(x)
-            rms_norm(x.numpy(), weight.numpy(), 1e-5, out.numpy(), portable=portable)
+            rms_norm(x.numpy(), weight.numpy(), 1e-5, out.numpy(), isa=isa)
             torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-6)
 
 
@@ -73,7 +91,9 @@ def test_matrices_share_an_arena_and_spill_over_it() -> None:
 def test_wrong_arguments_are_named() -> None:
     weight: NDArray[np.float32] = np.zeros((16, 8), dtype=np.float32)
     matrix = PackedMatrix(weight)
-    assert isinstance(has_avx2(), bool)
+    assert instruction_sets()[-1] == "base"
+    with pytest.raises(ValueError, match="isa"):
+        run(torch.zeros(2, 8), matrix, "sse9")
     with pytest.raises(ValueError, match="widths"):
         run(torch.zeros(2, 9), matrix)
     with pytest.raises(ValueError, match="rows"):

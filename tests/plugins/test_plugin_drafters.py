@@ -178,6 +178,7 @@ BROKEN_SPECS = [
     (SPEC.format("BROKEN", ", tree=1.5"), "is not valid"),
     (SPEC.format("BROKEN", ", target_layers=(1, 2)"), "cannot be loaded: TypeError"),
     (SPEC.format("BROKEN", ", default_num_draft_tokens=65"), "default_num_draft_tokens"),
+    (SPEC.format("BROKEN", ", default_num_draft_tokens=1"), "must be 2 to 64"),
     (SPEC.format("BROKEN", ", draft_kv=DraftKV.SHARED_SLOTS"), "have a KV pool"),
     (SPEC.format("BROKEN", ", shifts_tokens=True"), "a draft's own KV"),
     (SPEC.format("BROKEN", ", gives_q=True"), "nothing uses yet"),
