@@ -460,7 +460,7 @@ cdef class RadixTrie:
         return self.evict(self._evictable)
 
     def pages(self, bint locked=False):
-        """All pages held, or the locked ones, int32 [n], in no particular but reproducible order."""
+        """All pages held, or the locked ones: int32[n] in an arbitrary, reproducible order."""
         cdef int32_t node, i
         cdef Py_ssize_t filled = 0
         pages = np.empty(self._locked + (0 if locked else self._evictable), np.int32)
