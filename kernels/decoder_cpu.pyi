@@ -15,9 +15,9 @@ from typing_extensions import disjoint_base
 
 _Weights: TypeAlias = NDArray[np.uint16] | NDArray[np.float32]
 
-InstructionSet: TypeAlias = Literal["avx512", "avx2", "base"]
+_InstructionSet: TypeAlias = Literal["avx512", "avx2", "base"]
 
-def instruction_sets() -> tuple[InstructionSet, ...]:
+def instruction_sets() -> tuple[_InstructionSet, ...]:
     """The instruction sets whose code can run here, the best first."""
 
 def measure_multiply_add_rate() -> float:
@@ -60,7 +60,7 @@ def linear(
     matrix: PackedMatrix,
     out: NDArray[np.float32],
     *,
-    isa: InstructionSet | None = None,
+    isa: _InstructionSet | None = None,
 ) -> None:
     """Write out [M, outputs] = x [M, inputs] W^T + bias."""
 
@@ -70,7 +70,7 @@ def rms_norm(
     eps: float,
     out: NDArray[np.float32],
     *,
-    isa: InstructionSet | None = None,
+    isa: _InstructionSet | None = None,
 ) -> None:
     """Write out [M, size] = x / sqrt(mean(x^2) + eps) * weight, row by row."""
 
@@ -80,7 +80,7 @@ def rms_norm_chunks(
     eps: float,
     out: NDArray[np.float32],
     *,
-    isa: InstructionSet | None = None,
+    isa: _InstructionSet | None = None,
 ) -> None:
     """As rms_norm of each of C chunks of x [M, C * size] with its row of ``weights`` [C, size]."""
 
@@ -99,7 +99,7 @@ def paged_attention(
     window: int,
     out: NDArray[np.float32],
     *,
-    isa: InstructionSet | None = None,
+    isa: _InstructionSet | None = None,
 ) -> None:
     """Write what kernels.paged_attention returns for the same arguments into ``out``.
 
@@ -121,7 +121,7 @@ class _Layers:
         num_layers: int,
         eps: float,
         *,
-        isa: InstructionSet | None = None,
+        isa: _InstructionSet | None = None,
     ) -> None: ...
     def set_layer(
         self,
