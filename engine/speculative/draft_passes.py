@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ...kernels import draft_rows_cpu
@@ -206,7 +207,8 @@ def without_junk(extension: Extension, verdict: Verdict) -> Extension:
     next_ids, sources, positions, kv_slots = fields
     kv_lens, begins = batch.kv_lens.clone(), torch.empty_like(batch.cu_q)
     kept = draft_rows_cpu.drop_junk(
-        verdict.kinds.numpy(), verdict.accept_lens.numpy(), batch.cu_q.numpy(),
+        verdict.kinds.numpy().astype(np.uint8, copy=False),  # int32 in steps on a GPU
+        verdict.accept_lens.numpy(), batch.cu_q.numpy(),
         next_ids.numpy(), sources.numpy(), positions.numpy(), kv_slots.numpy(),
         kv_lens.numpy(), begins.numpy(), batch.logits_index.numpy(),
     )  # fmt: skip
