@@ -23,8 +23,9 @@ train() { # ALGORITHM MINUTES flags...
     "$python" -m outrider train --algorithm "$algorithm" --model "${MODEL:-pycoder}" \
         --data "$work/corpus/train.npy" --selection-data "$work/corpus/selection.npy" \
         --output "$folder" --on-policy-cache "$work/rows" --on-policy-source dense \
-        --on-policy-rows "${ROWS:-65536}" --sequence-length "${LENGTH:-512}" \
-        --on-policy-tokens "${OWN:-192}" --selection-rows "${SELECTION:-512}" \
+        --on-policy-rows "${ROWS:-98304}" --sequence-length "${LENGTH:-512}" \
+        --on-policy-tokens "${OWN:-128}" --on-policy-prompts ${PROMPTS:-48 96 160 256 384} \
+        --selection-rows "${SELECTION:-512}" \
         --log-every 50 --selection-every 1000 --minutes "$minutes" --no-measure $resume "$@" ${FLAGS:-}
 }
 
@@ -36,7 +37,10 @@ for stage; do
             --tokenizer "$here/models/pycoder-11m/tokenizer.json" \
             --output "$work/corpus" --megabytes "${MEGABYTES:-200}"
         ;;
-    EAGLE3) train EAGLE3 "${MINUTES_EAGLE3:-4}" --intermediate-size 1536 --batch-size "${BATCH:-96}" ;;
+    EAGLE3)
+        train EAGLE3 "${MINUTES_EAGLE3:-6.5}" --intermediate-size 1536 --num-attention-heads 8 \
+            --num-key-value-heads 4 --feature-layers 2 4 6 8 11 --batch-size "${BATCH:-96}"
+        ;;
     EAGLE) train EAGLE "${MINUTES_EAGLE:-2.5}" --intermediate-size 1536 --batch-size "${BATCH:-96}" ;;
     STANDALONE)
         train STANDALONE "${MINUTES_STANDALONE:-2.5}" --hidden-size 128 --num-hidden-layers 2 \

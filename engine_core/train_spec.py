@@ -28,9 +28,12 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Data. ``data``: files or folders (text, JSON lines, token ids; engine/training/token_files.py).
     ``selection_data``: files that nothing is learnt from; without any, documents whose SHA-1
     begins with a byte of ``selection_bytes`` are kept for it. Documents of ``excluded_bytes`` are
-    left out altogether. ``on_policy_rows``: so many rows of ``sequence_length`` tokens end in
-    ``on_policy_tokens`` tokens of the target's own greedy text; ``on_policy_share``: their part of
-    a batch. ``prompt_weight``: weight in the loss of all text that is not the target's own.
+    left out altogether. ``on_policy_rows``: in so many rows of ``sequence_length`` tokens a prompt
+    is followed by ``on_policy_tokens`` tokens of the target's own greedy text.
+    ``on_policy_prompts``: how many tokens such prompts have, in turns; what room they leave is
+    another prompt with its continuation, or text. None given: one that fills the row.
+    ``on_policy_share``: such rows' part of a batch. ``prompt_weight``: weight in the loss of all
+    text that is not the target's own.
 
     Draft. ``unroll``: how many steps are drafted in training, each from the last one's output.
     ``feature_layers``: target layers whose entering streams EAGLE3 takes. ``draft_vocab_size``: the
@@ -60,6 +63,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     sequence_length: int = 512
     on_policy_rows: int = 0
     on_policy_tokens: int = 192
+    on_policy_prompts: tuple[int, ...] = ()
     on_policy_share: float = 0.8
     on_policy_source: OnPolicySource = "engine"
     on_policy_cache: str | None = None
@@ -195,6 +199,7 @@ def _refuse_unused(spec: TrainSpec) -> Refused | None:
     without_muon = "is Muon's; it needs --optimizer muon"
     unused: tuple[tuple[str, bool, str], ...] = (
         ("on_policy_tokens", not spec.on_policy_rows, without_rows),
+        ("on_policy_prompts", not spec.on_policy_rows, without_rows),
         ("on_policy_share", not spec.on_policy_rows, without_rows),
         ("on_policy_source", not spec.on_policy_rows, without_rows),
         ("on_policy_cache", not spec.on_policy_rows, without_rows),
@@ -225,6 +230,15 @@ def _refuse_lengths(spec: TrainSpec) -> Refused | None:
             f"must be above the unroll ({unroll}) and below sequence_length "
             f"({spec.sequence_length}), is {spec.on_policy_tokens}",
         )
+    longest = spec.sequence_length - spec.on_policy_tokens
+    if not all(1 <= prompt <= longest for prompt in spec.on_policy_prompts):
+        return Refused(
+            "on_policy_prompts",
+            f"each must be 1 to {longest}, what sequence_length leaves beside on_policy_tokens; "
+            f"are {list(spec.on_policy_prompts)}",
+        )
+    if len(spec.on_policy_prompts) > max(1, spec.on_policy_rows):
+        return Refused("on_policy_prompts", "are more than there are on_policy_rows to have them")
     return None
 
 

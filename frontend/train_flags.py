@@ -71,8 +71,16 @@ FLAGS = (
         "excluded_bytes", int, "documents whose SHA-1 begins so are left out", DATA, "N", many=True
     ),
     Flag("sequence_length", int, "tokens of a row", DATA, "N"),
-    Flag("on_policy_rows", int, "rows that end in the target's own greedy text", DATA, "N"),
-    Flag("on_policy_tokens", int, "how many tokens of such a row are its own", DATA, "N"),
+    Flag("on_policy_rows", int, "rows with the target's own greedy text in them", DATA, "N"),
+    Flag("on_policy_tokens", int, "how many such tokens follow a prompt", DATA, "N"),
+    Flag(
+        "on_policy_prompts",
+        int,
+        "lengths of their prompts in turns (default: the rest of a row)",
+        DATA,
+        "N",
+        many=True,
+    ),
     Flag("on_policy_share", float, "such rows' part of a batch", DATA, "PART"),
     Flag(
         "on_policy_source",

@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 
 class Projection(NamedTuple):
@@ -27,18 +28,23 @@ class AgreementCounts:
         self._rounds = 0
         self._emitted = 0
 
-    def add(self, agree: torch.Tensor, own_from: torch.Tensor, origin: int) -> None:
-        """``agree`` bool[B, R, S], ``origin``: see StepResult; rows of own text count only, where
-        there is any.
+    def add(self, agree: torch.Tensor, own: torch.Tensor, origin: int) -> None:
+        """``agree`` bool[B, R, S], ``origin``: see StepResult, ``own``: see Batch; rows of own
+        text count only, where there is any.
         """
         leading = agree.cpu().int().cumprod(-1)
-        first = own_from.cpu() + origin
-        for row, begin in zip(leading, first.clamp(min=0).tolist(), strict=True):
-            self._reached[0] += len(row) - begin
-            self._reached[1:] += row[begin:].sum(0)
-        own = own_from.cpu() > 0
-        if own.any():
-            self._walk(leading[own].sum(-1), first[own])
+        steps = leading.shape[-1]
+        for row, marks in zip(leading, own.cpu(), strict=True):
+            texts = own_texts(marks)
+            # Rows of which all steps begin behind own text.
+            rows = [(begin + origin, end + origin - steps + 1) for begin, end in texts]
+            for begin, end in rows or [(0, len(row))]:
+                part = row[max(0, begin) : max(0, end)]
+                self._reached[0] += len(part)
+                self._reached[1:] += part.sum(0)
+            accepted = row.sum(-1).tolist()
+            for begin, end in texts:
+                self._walk(accepted, max(0, begin + origin), end - 1 + origin)
 
     def result(self) -> Projection:
         """Of all that was added."""
@@ -48,9 +54,17 @@ class AgreementCounts:
         walked = self._emitted / self._rounds if self._rounds else None
         return Projection(rates, projected, walked)
 
-    def _walk(self, accepted: torch.Tensor, first: torch.Tensor) -> None:
-        for row, at in zip(accepted.tolist(), first.tolist(), strict=True):
-            while at < len(row):
-                self._rounds += 1
-                self._emitted += row[at] + 1
-                at += row[at] + 1
+    def _walk(self, accepted: list[int], at: int, last: int) -> None:
+        """Rounds from row ``at`` until the text's end at row ``last``, as far as rows go."""
+        while at < min(last, len(accepted)):
+            emitted = min(accepted[at] + 1, last - at)
+            self._rounds += 1
+            self._emitted += emitted
+            at += emitted
+
+
+def own_texts(marks: torch.Tensor) -> list[tuple[int, int]]:
+    """Begins and ends of the runs of True in bool[T]."""
+    edges = F.pad(marks.int(), (1, 1)).diff()
+    begins, ends = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
+    return list(zip(begins.tolist(), ends.tolist(), strict=True))

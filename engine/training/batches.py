@@ -9,25 +9,24 @@ from numpy.typing import NDArray
 from .token_files import DataError, Tokens
 
 Rows = NDArray[np.int32]
+Marks = NDArray[np.bool_]
 
 
 class Batch(NamedTuple):
-    """``ids`` int64[B, T]; ``own_from`` int64[B]: where the target's own text begins, 0 for rows
-    that have none.
-    """
+    """``ids`` int64[B, T]; ``own`` bool[B, T]: which of them the target chose itself."""
 
     ids: torch.Tensor
-    own_from: torch.Tensor
+    own: torch.Tensor
 
 
 class RowSource:
-    """Rows in an order of their own for every epoch. ``own_from``: see Batch."""
+    """Rows in an order of their own for every epoch. ``own``: see Batch; None for no token."""
 
-    def __init__(self, rows: Rows, own_from: int, seed: int, device: torch.device) -> None:
+    def __init__(self, rows: Rows, own: Marks | None, seed: int, device: torch.device) -> None:
         if not len(rows):
             raise DataError("data: too short for a single row of sequence_length tokens")
         self._rows = torch.from_numpy(rows).to(device)
-        self._own_from = own_from
+        self._own = None if own is None else torch.from_numpy(own).to(device)
         self._seed = seed
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
@@ -43,8 +42,10 @@ class RowSource:
             part = self._epoch_order(epoch)[at : at + count]
             picked.append(part)
             first, count = first + len(part), count - len(part)
-        ids = self._rows[torch.cat(picked)].long()
-        return Batch(ids, torch.full((ids.shape[0],), self._own_from, device=ids.device))
+        rows = torch.cat(picked)
+        ids = self._rows[rows].long()
+        own = torch.zeros_like(ids, dtype=torch.bool) if self._own is None else self._own[rows]
+        return Batch(ids, own)
 
     def _epoch_order(self, epoch: int) -> torch.Tensor:
         if epoch != self._epoch:
@@ -69,7 +70,7 @@ class Mixture:
         """Step ``step``'s batch of this rank."""
         parts = [source.take((step * world + rank) * rows, rows) for source, rows in self._sources]
         return Batch(
-            torch.cat([part.ids for part in parts]), torch.cat([part.own_from for part in parts])
+            torch.cat([part.ids for part in parts]), torch.cat([part.own for part in parts])
         )
 
 

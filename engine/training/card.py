@@ -29,7 +29,7 @@ def model_card(
         f"- Serving shape: {serving['steps']} steps, topk {serving['topk']}, "
         f"{serving['num_draft_tokens']} draft tokens.",
         f"- Data: {corpus_tokens / 1e6:.1f} M tokens of text and {own_tokens / 1e6:.1f} M tokens "
-        f"of rows that end in {spec.on_policy_tokens} tokens of the target's own greedy text. "
+        f"of the target's own greedy text, {spec.on_policy_tokens} after each prompt. "
         f"Documents whose SHA-1 begins with {_bytes(spec.excluded_bytes)} were left out, those "
         f"with {_bytes(spec.selection_bytes)} kept for the selection.",
         f"- Training: {outcome.position.step} steps of {spec.batch_size} x "

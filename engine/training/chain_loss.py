@@ -1,24 +1,24 @@
 """The weights of an unroll's steps, and the sum of their losses."""
 
 import torch
+import torch.nn.functional as F
 
 from ...engine_core.train_spec import TrainSpec
 from .losses import Wanted, drafted_loss
 
 
 class ChainLoss:
-    """Collects the steps of one batch, in order.
+    """Collects the steps of one batch, in order. ``own``: see Batch.
 
     A step counts as far as the steps before it were accepted: drafted as the target chooses, which
     chose the text's own next token, since serving never goes on from a rejected draft.
     """
 
-    def __init__(self, spec: TrainSpec, ids: torch.Tensor, own_from: torch.Tensor, rows: int):
+    def __init__(self, spec: TrainSpec, ids: torch.Tensor, own: torch.Tensor, rows: int):
         self._spec = spec
         self._ids = ids
-        self._own_from = own_from
+        self._own = own
         self._rows = rows
-        self._at = torch.arange(rows, device=ids.device)
         self._alive = torch.ones(ids.shape[0], rows, device=ids.device)
         self._total: torch.Tensor | None = None
         self._agrees: list[torch.Tensor] = []
@@ -26,8 +26,9 @@ class ChainLoss:
 
     def weights(self, offset: int, wanted: Wanted, draft_vocab: int) -> torch.Tensor:
         """float32[B, R] of the next step, which predicts token ``row + offset``."""
-        begin = self._own_from[:, None]
-        own = (begin > 0) & (self._at[None, :] + offset >= begin)
+        own = self._own[:, offset : offset + self._rows]
+        if own.shape[1] < self._rows:  # the text's end, which is never compared
+            own = F.pad(own, (0, self._rows - own.shape[1]))
         base = torch.where(own, 1.0, self._spec.prompt_weight)
         if self._norm is None:
             self._norm = base.sum()

@@ -109,7 +109,7 @@ class EagleRecipe(ABC):
         wanted = self._wanted(output)
         weights = self.fused()
         head = self._head()
-        loss = ChainLoss(self._spec, batch.ids, batch.own_from, rows)
+        loss = ChainLoss(self._spec, batch.ids, batch.own, rows)
         places = self._vocab.places(batch.ids)
         for index, passed in self._steps(batch.ids, features[:, :rows], weights, True):
             here = Wanted(*(part[:, 1 + index : 1 + index + rows] for part in wanted))

@@ -3,13 +3,14 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
 from ...engine_core.train_spec import TrainSpec
-from .batches import Rows, prompt_rows
+from .batches import Marks, Rows, prompt_rows
 from .dense import DenseTarget
 from .token_files import DataError, Tokens
 
@@ -21,15 +22,26 @@ _KV_BYTES = {"cuda": 16 << 30, "cpu": 64 << 20}
 _MOST_ROWS = 4096
 
 
+_LEAST_PROMPT = 32
+
+
+class OwnRows(NamedTuple):
+    """``ids`` int32[n, T] and ``own`` bool[n, T]: which of them the target chose itself."""
+
+    ids: Rows
+    own: Marks
+
+
 class _Made(msgspec.Struct, frozen=True):
-    """What a cached file holds; ``prompts``: a hash of the text that its rows begin with."""
+    """What a cached file holds; ``text``: a hash of the text in it that is not the target's."""
 
     model: str
     sequence_length: int
     on_policy_tokens: int
+    on_policy_prompts: tuple[int, ...]
     rows: int
     seed: int
-    prompts: str = ""
+    text: str
 
 
 def own_rows(
@@ -40,45 +52,67 @@ def own_rows(
     target: DenseTarget,
     generate: Generate | None,
     say: Say,
-) -> Rows:
-    """int32[count, sequence_length]: prompts of the stream, each with the target's continuation.
+) -> OwnRows:
+    """Rows [count, sequence_length] of the stream's text in which prompts go on in the target's.
 
-    Kept as ``name``.npy in ``on_policy_cache``, or the output folder, and taken from there the
+    Kept as ``name``.npz in ``on_policy_cache``, or the output folder, and taken from there the
     next time. Raises DataError for a file there that was made otherwise, or of other text.
     """
     folder = Path(spec.on_policy_cache or spec.output)
-    path, about = folder / f"{name}.npy", folder / f"{name}.json"
-    prompts = prompt_rows(
-        stream, spec.sequence_length - spec.on_policy_tokens, count, spec.seed + len(name)
-    )
+    path, about = folder / f"{name}.npz", folder / f"{name}.json"
+    ids = prompt_rows(stream, spec.sequence_length, count, spec.seed + len(name))
     made = _Made(
         spec.model,
         spec.sequence_length,
         spec.on_policy_tokens,
+        spec.on_policy_prompts,
         count,
         spec.seed,
-        hashlib.sha256(prompts.tobytes()).hexdigest(),
+        hashlib.sha256(ids.tobytes()).hexdigest(),
     )
     if path.is_file() and about.is_file():
-        then = msgspec.json.decode(about.read_bytes(), type=_Made)
+        try:
+            then = msgspec.json.decode(about.read_bytes(), type=_Made)
+        except msgspec.DecodeError as error:
+            raise DataError(
+                f"{about}: says not what {path.name} is ({error}); remove both"
+            ) from None
         if then != made:
             raise DataError(f"{path}: was made with {then}, now asked for {made}; remove it")
-        rows: Rows = np.load(path, allow_pickle=False)
-        return rows
-    if spec.on_policy_source == "engine":
-        if generate is None:
-            raise DataError("on_policy_source: the engine was not handed over; use dense")
-        say(f"{name}: {count} continuations of {spec.on_policy_tokens} tokens by the engine")
-        texts = generate([row.tolist() for row in prompts], spec.on_policy_tokens)
-        own = np.array(texts, dtype=np.int32)
-    else:
-        say(f"{name}: {count} continuations of {spec.on_policy_tokens} tokens")
-        own = _dense(prompts, spec.on_policy_tokens, target)
-    rows = np.concatenate([prompts, own], axis=1)
+        with np.load(path, allow_pickle=False) as kept:
+            return OwnRows(kept["ids"], kept["own"])
+    if spec.on_policy_source == "engine" and generate is None:
+        raise DataError("on_policy_source: the engine was not handed over; use dense")
+    say(f"{name}: {count} rows with continuations of {spec.on_policy_tokens} tokens")
+    own = np.zeros(ids.shape, dtype=np.bool_)
+    prompts = spec.on_policy_prompts or (spec.sequence_length - spec.on_policy_tokens,)
+    for index, prompt in enumerate(prompts):
+        part = slice(index, None, len(prompts))
+        for begin in continuations(spec, prompt):
+            end = begin + spec.on_policy_tokens
+            before = ids[part, :begin]
+            if spec.on_policy_source == "engine" and generate is not None:
+                texts = generate([row.tolist() for row in before], spec.on_policy_tokens)
+                ids[part, begin:end] = np.array(texts, dtype=np.int32)
+            else:
+                ids[part, begin:end] = _dense(before, spec.on_policy_tokens, target)
+            own[part, begin:end] = True
     folder.mkdir(parents=True, exist_ok=True)
-    np.save(path, rows)
+    np.savez(path, ids=ids, own=own)
     about.write_bytes(msgspec.json.encode(made))
-    return rows
+    return OwnRows(ids, own)
+
+
+def continuations(spec: TrainSpec, prompt: int) -> list[int]:
+    """Where the target's text begins in a row whose first prompt has ``prompt`` tokens.
+
+    A second prompt with its continuation takes what room is left, if that is worth while.
+    """
+    begins, tokens = [prompt], spec.on_policy_tokens
+    second = spec.sequence_length - tokens
+    if second - (prompt + tokens) >= _LEAST_PROMPT:
+        begins.append(second)
+    return begins
 
 
 def _dense(prompts: Rows, new_tokens: int, target: DenseTarget) -> Rows:

@@ -21,7 +21,7 @@ from .card import model_card
 from .checkpoint import FILE, SavedRun
 from .dense import DenseTarget
 from .export import tensor_bytes, write_draft
-from .on_policy import Generate, Say, own_rows
+from .on_policy import Generate, OwnRows, Say, own_rows
 from .recipe import RecipeRegistry, Setting
 from .registry import default_recipes
 from .run_folder import is_exported, make_folder, refuse_folders
@@ -43,21 +43,21 @@ class TrainReport:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Rows to learn from and to select by, and what they are. ``own`` rows end in the target's
-    own text, which begins at ``own_from``. ``marks``: fingerprints by field of the spec.
+    """Rows to learn from and to select by: text, and rows with the target's own text in them.
+
+    ``marks``: fingerprints by field of the spec.
     """
 
     corpus: Rows
     selection_corpus: Rows
-    own: Rows
-    selection_own: Rows
-    own_from: int
+    own: OwnRows
+    selection_own: OwnRows
     marks: dict[str, str]
 
     def counts(self, vocab_size: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """How often each token is learnt from; of own rows only the own text counts."""
-        made = self.own[:, self.own_from :] if len(self.own) else self.corpus
-        return np.bincount(made.ravel(), minlength=vocab_size)
+        made = self.own.ids[self.own.own] if len(self.own.ids) else self.corpus.ravel()
+        return np.bincount(made, minlength=vocab_size)
 
 
 def train_draft(
@@ -107,7 +107,7 @@ def train_draft(
     except DataError as error:
         raise RefusedError(Refused("data", str(error).removeprefix("data: "))) from None
     counts = data.counts(target.config.vocab_size)
-    rows = data.own if len(data.own) else data.corpus
+    rows = data.own.ids if len(data.own.ids) else data.corpus
     # As large as a batch, so that what is compiled for one fits the other.
     sample = torch.from_numpy(rows[: spec.batch_size]).long().to(device)
     setting = Setting(spec, target, counts, sample, compiled)
@@ -121,7 +121,8 @@ def train_draft(
     size = tensor_bytes(exported.tensors)
 
     def write() -> None:
-        card = model_card(spec, exported, outcome, data.own.size, data.corpus.size)
+        own_tokens = int(data.own.own.sum())
+        card = model_card(spec, exported, outcome, own_tokens, data.corpus.size)
         write_draft(output, exported, card, folder if spec.algorithm == "STANDALONE" else None)
 
     world.lead_first(write, lambda: None)
@@ -208,13 +209,15 @@ def _prepare(
     if saved is not None:
         saved.check_data(marks)
     say(f"data: {stream.size / 1e6:.2f} M tokens to learn from, {held.size / 1e6:.2f} M held out")
-    own = selection_own = np.empty((0, length), dtype=np.int32)
+    own = selection_own = OwnRows(
+        np.empty((0, length), dtype=np.int32), np.empty((0, length), dtype=np.bool_)
+    )
     if spec.on_policy_rows:
         own = own_rows(spec, "own_rows", stream, spec.on_policy_rows, target, generate, say)
         selection_own = own_rows(
             spec, "selection_rows", held, spec.selection_rows, target, generate, say
         )
-    return Data(corpus, held_rows, own, selection_own, length - spec.on_policy_tokens, marks)
+    return Data(corpus, held_rows, own, selection_own, marks)
 
 
 def _mark(*streams: Tokens) -> str:
@@ -226,25 +229,28 @@ def _mark(*streams: Tokens) -> str:
 
 
 def _mixture(spec: TrainSpec, data: Data, world: World, device: torch.device) -> Mixture:
-    own = round(spec.on_policy_share * spec.batch_size) if len(data.own) else 0
+    own = round(spec.on_policy_share * spec.batch_size) if len(data.own.ids) else 0
     sources: list[tuple[RowSource, int]] = []
     if own:
-        sources.append((RowSource(data.own, data.own_from, spec.seed, device), own))
+        sources.append((RowSource(*data.own, spec.seed, device), own))
     if own < spec.batch_size:
-        rows = RowSource(data.corpus, 0, spec.seed + 1, device)
+        rows = RowSource(data.corpus, None, spec.seed + 1, device)
         sources.append((rows, spec.batch_size - own))
     return Mixture(sources)
 
 
 def _held(data: Data, device: torch.device) -> RowSource:
-    if len(data.selection_own):
-        return RowSource(data.selection_own, data.own_from, 0, device)
-    return RowSource(data.selection_corpus, 0, 0, device)
+    if len(data.selection_own.ids):
+        return RowSource(*data.selection_own, 0, device)
+    return RowSource(data.selection_corpus, None, 0, device)
 
 
 def _prompts(data: Data, count: int = 40) -> list[list[int]]:
-    if len(data.selection_own):
-        return [row[: data.own_from].tolist() for row in data.selection_own[:count]]
+    ids, own = data.selection_own
+    if len(ids):
+        return [
+            row[: marks.argmax()].tolist() for row, marks in zip(ids[:count], own, strict=False)
+        ]
     half = data.selection_corpus.shape[1] // 2
     return [row[:half].tolist() for row in data.selection_corpus[:count]]
 

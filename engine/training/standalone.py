@@ -60,7 +60,7 @@ class Standalone:
             logits = F.linear(hidden, self._target.lm_head)
         wanted = Wanted(logits, logits.argmax(-1))
         head_input, head = self.forward(ids, True)
-        loss = ChainLoss(self._spec, ids, batch.own_from, rows)
+        loss = ChainLoss(self._spec, ids, batch.own, rows)
         weight = loss.weights(1, wanted, self._model.vocab_size)
         loss.add(head_input[:, :rows].contiguous(), head, wanted, weight, ids[:, 1:])
         total, agree = loss.result()

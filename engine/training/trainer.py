@@ -105,7 +105,7 @@ class Trainer:
             found = self._recipe.agreement(batch)
             if counts is None:
                 counts = AgreementCounts(found.agree.shape[-1])
-            counts.add(found.agree, batch.own_from, found.origin)
+            counts.add(found.agree, batch.own, found.origin)
         assert counts is not None
         return counts.result()
 
@@ -190,7 +190,7 @@ class Trainer:
         rate: float,
     ) -> None:
         counts = AgreementCounts(agree.shape[-1])
-        counts.add(agree, batch.own_from, origin)
+        counts.add(agree, batch.own, origin)
         found = counts.result()
         value = float(loss)
         shown = {

@@ -53,8 +53,8 @@ def test_a_run_by_the_engines_own_text(
     arguments += ["--sequence-length", "24", "--on-policy-rows", "8", "--on-policy-tokens", "10"]
     arguments += ["--selection-rows", "4", "--batch-size", "4", "--no-measure", "--steps", "3"]
     assert main(arguments) == 0, capfd.readouterr().err
-    rows = np.load(output / "own_rows.npy")
-    assert rows.shape == (8, 24)
+    with np.load(output / "own_rows.npz") as rows:
+        assert rows["ids"].shape == rows["own"].shape == (8, 24)
     config = json.loads((output / "config.json").read_text())
     assert config["outrider"] == {"steps": 5, "topk": 1, "num_draft_tokens": 6}
     assert "projected accept length" in capfd.readouterr().err

@@ -1,24 +1,32 @@
 """Parts of training against plain forms of the same."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from outrider.engine.training.accept_length import AgreementCounts
+from outrider.engine.training.accept_length import AgreementCounts, own_texts
 from outrider.engine.training.batches import Mixture, RowSource, hold_out_windows, windows
 from outrider.engine.training.chain_attention import (
     Keys,
     chain_attention,
     dense_chain_attention,
 )
+from outrider.engine.training.dense import DenseTarget
 from outrider.engine.training.draft_vocab import draft_vocab
 from outrider.engine.training.losses import Wanted, drafted_loss
+from outrider.engine.training.on_policy import continuations, own_rows
 from outrider.engine.training.optimizer import orthogonal, rate_factor
 from outrider.engine.training.token_files import DataError, read_split, which_split
+from outrider.engine_core.train_spec import TrainSpec
 
 CPU = torch.device("cpu")
 
@@ -125,11 +133,13 @@ def test_what_a_step_takes_follows_from_its_number() -> None:
     train, held = hold_out_windows(rows, every=7)
     assert len(rows) == 20
     assert len(train) + len(held) == 20
-    mixture = Mixture([(RowSource(train, 0, 1, CPU), 3), (RowSource(held, 2, 2, CPU), 1)])
-    again = Mixture([(RowSource(train, 0, 1, CPU), 3), (RowSource(held, 2, 2, CPU), 1)])
+    own = held % 2 == 0
+    mixture = Mixture([(RowSource(train, None, 1, CPU), 3), (RowSource(held, own, 2, CPU), 1)])
+    again = Mixture([(RowSource(train, None, 1, CPU), 3), (RowSource(held, own, 2, CPU), 1)])
     steps = [mixture.take(step) for step in range(12)]
     assert torch.equal(again.take(11).ids, steps[11].ids)
-    assert steps[0].own_from.tolist() == [0, 0, 0, 2]
+    assert not steps[0].own[:3].any()
+    assert torch.equal(steps[0].own[3], steps[0].ids[3] % 2 == 0)
     seen = torch.cat([step.ids[:3] for step in steps])[: len(train)]
     assert len({tuple(row.tolist()) for row in seen}) == len(train)
     # Two ranks share what one would take in two steps.
@@ -139,12 +149,93 @@ def test_what_a_step_takes_follows_from_its_number() -> None:
 def test_accept_lengths_are_walked_as_serving_walks() -> None:
     agree = torch.tensor([[[1, 1], [0, 1], [1, 0], [1, 1], [0, 0], [1, 1]]]).bool()
     counts = AgreementCounts(2)
-    counts.add(agree, torch.tensor([2]), -1)
-    # From row 1: nothing; row 2: one; row 4: nothing; row 5: two.
+    counts.add(agree, torch.arange(8)[None] >= 2, -1)
+    # From row 1: nothing; row 2: one; row 4: nothing; row 5: two, of which the text has one.
     found = counts.result()
-    assert found.walked == (1 + 2 + 1 + 3) / 4
+    assert found.walked == (1 + 2 + 1 + 1) / 4
     assert found.per_step == (3 / 5, 2 / 3)
     assert found.projected == 1 + (3 + 2) / 5
+
+
+def test_every_own_text_of_a_row_is_walked() -> None:
+    agree = torch.ones(1, 7, 2).bool()
+    marks = torch.tensor([0, 1, 1, 1, 0, 0, 1, 1, 0]).bool()
+    assert own_texts(marks) == [(1, 4), (6, 8)]
+    counts = AgreementCounts(2)
+    counts.add(agree, marks[None], -1)
+    # Rows 0 and 1, one round of two; row 5, whose text has one token more.
+    found = counts.result()
+    assert found.walked == (2 + 1) / 2
+    assert found.projected == 3.0
+    # Rows 0, 1 and 5: behind row 2's first step the text is the target's no more.
+    assert counts._reached.tolist() == [3, 3, 3]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_walks_are_those_of_a_plain_model(data: st.DataObject) -> None:
+    steps, length = data.draw(st.integers(1, 4)), data.draw(st.integers(6, 24))
+    origin = data.draw(st.sampled_from([-1, 0]))
+    bits = st.lists(st.booleans(), min_size=length, max_size=length)
+    own = torch.tensor(data.draw(bits))
+    rows = length - steps
+    agree = torch.tensor(
+        data.draw(st.lists(st.booleans(), min_size=rows * steps, max_size=rows * steps))
+    ).view(rows, steps)
+    counts = AgreementCounts(steps)
+    counts.add(agree[None], own[None], origin)
+    rounds = emitted = 0
+    for begin, end in own_texts(own):
+        newest = begin
+        if newest + origin < 0:
+            newest = 1
+        while newest < end - 1 and newest + origin < rows:
+            kept = 0
+            while kept < steps and agree[newest + origin, kept]:
+                kept += 1
+            gained = min(kept + 1, end - 1 - newest)
+            rounds, emitted, newest = rounds + 1, emitted + gained, newest + gained
+    assert counts.result().walked == (emitted / rounds if rounds else None)
+
+
+def own_spec(**fields: object) -> TrainSpec:
+    made = TrainSpec(
+        algorithm="EAGLE3", model="m", data=("d",), output="o", steps=1, sequence_length=96,
+        on_policy_rows=8, on_policy_tokens=16,
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **fields)
+
+
+def test_room_behind_a_continuation_is_used() -> None:
+    assert continuations(own_spec(), 80) == [80]
+    assert continuations(own_spec(), 32) == [32, 80]
+    assert continuations(own_spec(), 33) == [33]  # 31 tokens would be left for a prompt
+
+
+def test_rows_have_prompts_in_turns_and_the_engines_text(tmp_path: Path) -> None:
+    made = own_spec(
+        on_policy_prompts=(8, 70), on_policy_rows=5, on_policy_source="engine", output=str(tmp_path)
+    )
+    asked: list[int] = []
+
+    def generate(prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        asked.extend(len(prompt) for prompt in prompts)
+        return [[7000 + prompt[-1]] * count for prompt in prompts]
+
+    stream = np.arange(1, 1000, dtype=np.int32)
+    ids, own = own_rows(made, "rows", stream, 5, cast(DenseTarget, None), generate, print)
+    assert asked == [8] * 3 + [80] * 3 + [70] * 2
+    assert own.sum(1).tolist() == [32, 16, 32, 16, 32]
+    assert (ids[own] > 7000).all()
+    assert (ids[~own] < 1000).all()
+    assert (ids[0, 8:24] == 7000 + ids[0, 7]).all()
+    assert (ids[0, 80:] == 7000 + ids[0, 79]).all()
+    again = own_rows(made, "rows", stream, 5, cast(DenseTarget, None), None, print)
+    assert np.array_equal(again.ids, ids)
+    assert np.array_equal(again.own, own)
+    (tmp_path / "rows.json").write_text("{}")
+    with pytest.raises(DataError, match="remove both"):
+        own_rows(made, "rows", stream, 5, cast(DenseTarget, None), generate, print)
 
 
 def test_muon_moves_singular_values_near_one() -> None:

@@ -88,12 +88,12 @@ def test_a_run_that_was_cut_goes_on(algorithm: str, place: Path, tmp_path: Path)
 def test_kept_rows_are_those_of_this_text(place: Path, tmp_path: Path) -> None:
     cache = {"on_policy_cache": str(tmp_path / "rows"), "steps": 1}
     train_draft(spec(place, tmp_path / "a", "EAGLE3", **cache))
-    kept = (tmp_path / "rows" / "own_rows.npy").read_bytes()
+    kept = (tmp_path / "rows" / "own_rows.npz").read_bytes()
     train_draft(spec(place, tmp_path / "b", "EAGLE", **cache))
-    assert (tmp_path / "rows" / "own_rows.npy").read_bytes() == kept
+    assert (tmp_path / "rows" / "own_rows.npz").read_bytes() == kept
     np.save(tmp_path / "other.npy", np.random.default_rng(1).integers(1, VOCAB, size=20_000))
     other = spec(place, tmp_path / "c", "EAGLE3", **cache, data=(str(tmp_path / "other.npy"),))
-    with pytest.raises(RefusedError, match=r"own_rows\.npy: was made with"):
+    with pytest.raises(RefusedError, match=r"own_rows\.npz: was made with"):
         train_draft(other)
 
 
@@ -111,6 +111,7 @@ def test_a_run_goes_on_only_as_what_it_was(place: Path, tmp_path: Path) -> None:
 ALONE: dict[str, object] = {
     "on_policy_rows": 0,
     "on_policy_tokens": 192,
+    "on_policy_prompts": (),
     "on_policy_source": "engine",
     "on_policy_cache": None,
 }
@@ -129,6 +130,9 @@ ALONE: dict[str, object] = {
         ("num_hidden_layers", {"algorithm": "EAGLE3", "num_hidden_layers": 2}),
         ("hidden_size", {"algorithm": "EAGLE", "hidden_size": 8}),
         ("on_policy_tokens", {"on_policy_tokens": 2}),
+        ("on_policy_prompts", {"on_policy_prompts": (8, 17)}),
+        ("on_policy_prompts", {**ALONE, "on_policy_prompts": (8,)}),
+        ("on_policy_prompts", {"on_policy_prompts": (8,) * 257}),
         ("minutes", {"steps": None}),
         ("steps", {"minutes": 1.0}),
         ("data", {"data": ("/nowhere",)}),
