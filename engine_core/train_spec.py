@@ -35,7 +35,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ``on_policy_share``: such rows' part of a batch. ``prompt_weight``: weight in the loss of all
     text that is not the target's own.
 
-    Draft. ``unroll``: how many steps are drafted in training, each from the last one's output.
+    Draft. ``initial_draft``: folder of a draft of the same form, whose weights are the first ones.
+    ``unroll``: how many steps are drafted in training, each from the last one's output.
     ``feature_layers``: target layers whose entering streams EAGLE3 takes. ``draft_vocab_size``: the
     most frequent tokens only; None for all of them through the target's head (EAGLE3).
 
@@ -70,6 +71,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     selection_rows: int = 512
     prompt_weight: float = 0.3
     # Draft
+    initial_draft: str | None = None
     unroll: int | None = None
     feature_layers: tuple[int, ...] | None = None
     draft_vocab_size: int | None = None

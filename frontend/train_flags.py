@@ -95,6 +95,9 @@ FLAGS = (
     Flag("selection_rows", int, "rows that a selection looks at", DATA, "N"),
     Flag("prompt_weight", float, "weight of text that is not the target's own", DATA, "W"),
     Flag(
+        "initial_draft", str, "draft of the same form whose weights to begin with", DRAFT, "FOLDER"
+    ),
+    Flag(
         "feature_layers",
         int,
         "EAGLE3: target layers whose entering streams it takes",

@@ -13,6 +13,7 @@ from ...engine_core.rope_config import RopeConfig
 from ...engine_core.train_spec import TrainSpec, serving_shape
 from .recipe import Exported
 
+CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
@@ -50,7 +51,7 @@ def write_draft(
 ) -> None:
     """Write a draft; ``tokenizer_of``: the folder whose tokenizer it shares, to be copied."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(exported.config, indent=1) + "\n")
+    (folder / CONFIG).write_text(json.dumps(exported.config, indent=1) + "\n")
     tensors = {name: tensor.contiguous().cpu() for name, tensor in exported.tensors.items()}
     weights = folder / WEIGHTS
     save_file(tensors, weights, metadata={"format": "pt"})

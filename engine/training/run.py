@@ -21,6 +21,7 @@ from .card import model_card
 from .checkpoint import FILE, SavedRun
 from .dense import DenseTarget
 from .export import tensor_bytes, write_draft
+from .initial_draft import start_from
 from .on_policy import Generate, OwnRows, Say, own_rows
 from .recipe import RecipeRegistry, Setting
 from .registry import default_recipes
@@ -112,6 +113,8 @@ def train_draft(
     sample = torch.from_numpy(rows[: spec.batch_size]).long().to(device)
     setting = Setting(spec, target, counts, sample, compiled)
     recipe = registry.make(setting)
+    if spec.initial_draft is not None and saved is None:
+        start_from(Path(spec.initial_draft), recipe)
     parameters = sum(leaf.numel() for leaf in recipe.parameters.values())
     say(f"{spec.algorithm}: {parameters / 1e6:.2f} M parameters to train on {device}")
     mixture, held = _mixture(spec, data, world, device), _held(data, device)

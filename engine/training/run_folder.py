@@ -5,7 +5,7 @@ from pathlib import Path
 from ...engine_core.refusal import Refused
 from ...engine_core.train_spec import TrainSpec
 from .checkpoint import FILE
-from .export import WEIGHTS
+from .export import CONFIG, WEIGHTS
 
 
 def refuse_folders(spec: TrainSpec) -> Refused | None:
@@ -14,6 +14,11 @@ def refuse_folders(spec: TrainSpec) -> Refused | None:
         path = getattr(spec, name)
         if path is not None and Path(path).exists() and not Path(path).is_dir():
             return Refused(name, f"{path!r} is a file; give a folder")
+    if spec.initial_draft is not None:
+        for name in (CONFIG, WEIGHTS):
+            if not (Path(spec.initial_draft) / name).is_file():
+                reason = f"{spec.initial_draft!r} has no {name}; give a draft's folder"
+                return Refused("initial_draft", reason)
     folder = Path(spec.output)
     state = folder / FILE
     if spec.resume:

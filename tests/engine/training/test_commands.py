@@ -9,8 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.engine.training import run
+from outrider.engine.training.export import WEIGHTS
 from outrider.engine.training.progress import Progress
 from outrider.engine.training.run import train_draft
 from outrider.engine_core.refusal import RefusedError
@@ -194,3 +196,45 @@ def test_the_bar_moves_between_figures(
     assert "7/40 steps" in said
     assert "40/40 steps" in said
     assert not any(thread.name == "progress" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "EAGLE", "STANDALONE"])
+def test_a_draft_can_be_the_first_weights(algorithm: str, spec: TrainSpec, tmp_path: Path) -> None:
+    spec = msgspec.structs.replace(spec, algorithm=algorithm)
+    first = train_draft(spec).folder
+    # A learning rate that moves nothing in bfloat16.
+    still = {"matrix_lr": 1e-12, "adam_lr": 1e-12, "steps": 1}
+    again = msgspec.structs.replace(
+        spec, initial_draft=str(first), output=str(tmp_path / "again"), **still
+    )
+    train_draft(again)
+    before, after = (load_file(folder / WEIGHTS) for folder in (first, tmp_path / "again"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]), name
+
+
+def test_a_draft_of_another_form_is_refused(spec: TrainSpec, tmp_path: Path) -> None:
+    first = train_draft(spec).folder
+
+    def said(**fields: object) -> str:
+        fields = {"initial_draft": str(first), "output": str(tmp_path / "other"), **fields}
+        return refusal(spec, **fields)
+
+    assert "has no config.json; give a draft's folder" in said(initial_draft=str(tmp_path))
+    assert "has architectures ['LlamaForCausalLMEagle3']" in said(algorithm="EAGLE")
+    assert "has intermediate_size" in said(intermediate_size=40)
+    assert "has draft_vocab_size None, this run 64" in said(own_head=True)
+    own = {"draft_vocab_size": 32, "output": str(tmp_path / "own")}
+    reduced = train_draft(msgspec.structs.replace(spec, **own)).folder
+    tensors = load_file(reduced / WEIGHTS)
+    kept = tensors.pop("d2t")
+    save_file(tensors, reduced / WEIGHTS)
+    fields = {"initial_draft": str(reduced), "draft_vocab_size": 32}
+    assert "lacks the tensor d2t" in said(**fields)
+    save_file({**tensors, "d2t": kept + 1}, reduced / WEIGHTS)
+    assert "has another draft vocabulary (d2t)" in said(**fields)
+    save_file({**tensors, "d2t": kept, "norm.weight": torch.ones(3)}, reduced / WEIGHTS)
+    assert "norm.weight is (3,)" in said(**fields)
+    (reduced / WEIGHTS).write_bytes(b"no tensors")
+    assert "is no draft of outrider train" in said(**fields)
