@@ -2,9 +2,10 @@
 
 float32 (O1): plain and NGRAM over ``--tp-size`` ranks against plain on one device at batch 1; a
 difference counts as a tie if the float64 gap of the two tokens' logits is below 1e-4. bfloat16
-(O2, on GPUs): the largest gap between plain runs at batch 1 and 32, on one device or over the
+(O2, on GPUs): the largest gap between plain runs at batch 1 and others, on one device or over the
 ranks, bounds the gap of every first divergence: of NGRAM from plain over the ranks, and of plain
-over the ranks from plain on one device, both at batch 1.
+over the ranks from plain on one device, both at batch 1
+(docs/decisions/0009-how-far-rounding-goes.md).
 
     python benchmarks/exactness_tp.py --json benchmarks/results/h200-exact-tp2.json
 """
@@ -29,6 +30,7 @@ from exactness import (
     load_prompts,
     run_config,
 )
+from exactness_gpu import ROUNDING
 
 from outrider.engine_core.config import EngineConfig
 
@@ -58,6 +60,11 @@ def cases(ranks: int) -> list[Case]:
     ]
 
 
+def rounding_cases() -> list[Case]:
+    """Plain on one device, at batch sizes that show how far rounding goes."""
+    return [Case(1, None, batch, 1) for batch in ROUNDING]
+
+
 def engine_config(case: Case, device: Literal["cpu", "cuda"], dtype: Dtype) -> EngineConfig:
     row = {"batch": case.batch, "overlap": case.overlap, "page_size": 16, "chunk": 512}
     config = config_of(row, None if case.algorithm is None else Speculation(case.algorithm))
@@ -70,7 +77,7 @@ def run_all(
     """Outputs by case, and a record each with its differences from the reference."""
     outputs: dict[Case, Outputs] = {}
     records: list[dict[str, object]] = []
-    for case in cases(ranks):
+    for case in [*cases(ranks), *(rounding_cases() if dtype == "bfloat16" else [])]:
         outputs[case], figures = run_config(engine_config(case, device, dtype), prompts)
         found = divergences(prompts, outputs[cases(ranks)[0]], outputs[case], gap)
         record: dict[str, object] = {
@@ -96,11 +103,14 @@ def check_half(
 
     one, one_wide, plain, plain_wide, *drafted = cases(ranks)
     spread = gaps(one, one_wide) + gaps(plain, plain_wide)
+    for case in rounding_cases():
+        spread += gaps(one, case)
     epsilon = max((abs(d.gap) for d in spread), default=0.0)
     ngram = [d for case in drafted for d in gaps(plain, case)]
     moved = gaps(one, plain)
     return {
         "epsilon": epsilon,
+        "plain_differences": len(spread),
         "ngram_from_plain": len(ngram),
         "ngram_beyond_epsilon": [d._asdict() for d in ngram if abs(d.gap) > epsilon],
         "ranks_from_one": len(moved),
