@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .config import EngineConfig
 
-CHUNK_ROWS = 16  # prefill rows of such a step
+CHUNK_ROWS = 32  # prefill rows of such a step
 CHUNK_TOKENS = 1024  # and their tokens: more keep a device busy while the host launches kernels
 
 _LEAST_ROWS = 8

@@ -17,7 +17,7 @@ def tier_shape(tier: Tier) -> StepShape:
     """The launches of a tier's steps."""
     groups: tuple[RowGroup, ...] = (RowGroup(0, tier.rows, tier.width),)
     if tier.chunks:
-        groups += (RowGroup(tier.rows, tier.all_rows, tier.longest),)
+        groups += (RowGroup(tier.rows, tier.all_rows, tier.longest, tier.longest),)
     return StepShape(
         tier.width,
         groups,

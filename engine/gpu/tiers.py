@@ -16,7 +16,8 @@ class Tier(NamedTuple):
 
     ``sampled``: whether acceptance draws with noise where a row asks for it. ``edits``: whether
     logits are penalised, biased or masked where a row asks for it. ``chunks``: prefill rows behind
-    the verify rows, whose tokens are among the ``tokens``: ``longest`` of a row at most.
+    the verify rows, whose tokens are among the ``tokens``: ``longest`` at most, which may all be of
+    one row.
     """
 
     rows: int

@@ -189,8 +189,11 @@ def test_many_rows_take_the_tier_that_holds_them() -> None:
 
 
 def test_what_fits_no_graph_runs_kernel_by_kernel() -> None:
-    twins = Twins(KvModel(VOCAB), bigram_config(VOCAB), slots=24, chunk=CHUNK + CHUNK_ROWS)
+    twins = Twins(
+        KvModel(VOCAB), bigram_config(VOCAB), slots=CHUNK_ROWS + 8, chunk=CHUNK + CHUNK_ROWS
+    )
     runner = twins.runner
+    long, asking, paged = (CHUNK_ROWS + more for more in (4, 5, 6))
 
     def replayed(rows: dict[int, Drafts | None], chunks: dict[int, int]) -> bool:
         before = runner.prefill_replays
@@ -201,19 +204,23 @@ def test_what_fits_no_graph_runs_kernel_by_kernel() -> None:
         twins.enter(slot, [slot, 3], GREEDY)
     assert not replayed({}, dict.fromkeys(range(CHUNK_ROWS + 1), 1)), "too many prompts"
     assert replayed({}, dict.fromkeys(range(CHUNK_ROWS), 1))
-    twins.enter(20, [2] * (CHUNK + CHUNK_ROWS + 1), GREEDY)
-    assert not replayed({0: None}, {20: CHUNK + CHUNK_ROWS + 1}), "a longer chunk"
-    twins.enter(21, [5, 6, 7], SamplingParams(temperature=0.0, logprobs=1))
-    assert not replayed({0: None}, {21: 3}), "log-probabilities"
+    twins.enter(long, [2] * (CHUNK + CHUNK_ROWS + 1), GREEDY)
+    assert not replayed({0: None}, {long: CHUNK + CHUNK_ROWS + 1}), "a longer chunk"
+    twins.enter(asking, [5, 6, 7], SamplingParams(temperature=0.0, logprobs=1))
+    assert not replayed({0: None}, {asking: 3}), "log-probabilities"
     assert replayed({0: chain([3])}, {CHUNK_ROWS: 1})
 
-    twins.enter(22, [5, 6, 7], GREEDY)
+    twins.enter(paged, [5, 6, 7], GREEDY)
     plan = twins.exact.chunk(
-        22, RowKind.PREFILL_LAST, 0, [5, 6, 7], SlotInit(22, 1, GREEDY, 0, int32([5]), b"", 0, ())
+        paged,
+        RowKind.PREFILL_LAST,
+        0,
+        [5, 6, 7],
+        SlotInit(paged, 1, GREEDY, 0, int32([5]), b"", 0, ()),
     )
     fields = {name: getattr(plan, name) * 80 for name in ("page_slots", "page_indexes", "page_ids")}
     before = runner.prefill_replays
     twins.run(msgspec.structs.replace(plan, **fields), None)
     assert runner.prefill_replays == before, "page-table changes without end"
-    del twins.left[22]
+    del twins.left[paged]
     twins.check(exact_kv=True)
