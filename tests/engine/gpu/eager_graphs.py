@@ -1,4 +1,7 @@
-"""Graphs for where there is no GPU: a replay launches a tier's kernels again over its block."""
+"""Graphs of what cannot be captured: a replay launches a tier's kernels again over its block.
+
+So is everything where there is no GPU, and a model that looks at its batch on the host.
+"""
 
 from collections.abc import Callable, Iterable
 

@@ -18,16 +18,11 @@ from ..draft_cores import CHAIN, TREE, Models
 from ..draft_cores import VOCAB as MODEL_VOCAB
 from ..tiny import bigram_config
 from .device_cores import KvModel, device_core
-from .eager_graphs import GRAPHS
+from .eager_graphs import GRAPHS, EagerGraphs
 from .test_gpu_draft_steps import _kernels_of_the_gpu, models, started  # noqa: F401
 
 VOCAB = 7
 Tokens = dict[str, list[int]]
-
-
-@pytest.fixture(autouse=True)
-def _graphs_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_worker, "StepGraphs", GRAPHS)
 
 
 def requests(vocab: int, count: int, new_tokens: int) -> list[GenerateRequest]:
@@ -67,7 +62,10 @@ def all_replayed(worker: GpuWorker) -> None:
 @pytest.mark.parametrize(
     ("source", "page_size"), [(None, 16), ("cpu", 1), ("gpu", 16), ("both", 1)]
 )
-def test_a_core_gives_the_tokens_of_single_launches(source: str | None, page_size: int) -> None:
+def test_a_core_gives_the_tokens_of_single_launches(
+    source: str | None, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_worker, "StepGraphs", EagerGraphs)
     found: list[Tokens] = []
     for graphs in (False, True):
         with ngram_core(source, graphs, page_size) as (assembly, worker):
@@ -98,7 +96,9 @@ def test_draft_models_draft_beside_prompts(
     models: Models,  # noqa: F811
     algorithm: DraftAlgorithm,
     shape: SpecShape,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(gpu_worker, "StepGraphs", GRAPHS)
     found = []
     for graphs in (False, True):
         with started(models, algorithm, shape, disable_cuda_graph=not graphs) as made:

@@ -1,6 +1,7 @@
 """Steps with prefill rows in graphs: padding between the rows changes nothing that they give.
 
-Without a GPU a replay launches the tier's kernels over its block, see ``eager_graphs``.
+Where nothing can be captured a replay launches the tier's kernels over its block, see
+``eager_graphs``.
 """
 
 import random
@@ -25,7 +26,7 @@ from ..driver import Drafts, chain, int32
 from ..test_step import GREEDY, SEEDED, random_tree
 from ..tiny import bigram_config, write_checkpoint
 from .device_cores import KvModel
-from .eager_graphs import GRAPHS
+from .eager_graphs import GRAPHS, EagerGraphs
 from .gpu_driver import DEVICE, GpuDriver
 
 VOCAB, WIDTH, CHUNK = 40, 4, 12
@@ -41,8 +42,10 @@ class Twins:
         self, model: GpuModel, config: ModelConfig, slots: int = SLOTS, chunk: int = CHUNK
     ) -> None:
         self.exact = GpuDriver(model, config, slots, graphs=False, width=WIDTH)
+        self.exact_kv = isinstance(model, KvModel)
+        recorder = EagerGraphs if self.exact_kv else GRAPHS
         self.padded = GpuDriver(
-            model, config, slots, recorder=GRAPHS, width=WIDTH, chunk=chunk
+            model, config, slots, recorder=recorder, width=WIDTH, chunk=chunk
         )  # fmt: skip
         self.params: dict[int, SamplingParams] = {}
         self.left: dict[int, tuple[list[int], int]] = {}  # prompt, and how much of it is in
@@ -80,7 +83,7 @@ class Twins:
         assert bare[0] == bare[1]
         return results[1]
 
-    def check(self, exact_kv: bool) -> None:
+    def check(self) -> None:
         """Slots' state is the same, and so is the KV of all that is in place."""
         a, b = self.exact.device_state, self.padded.device_state
         for name in ("seq_lens", "last_tokens", "out_counts", "page_table"):
@@ -88,11 +91,17 @@ class Twins:
             assert torch.equal(left, right), name
         for slot in self.params:
             left, right = self.exact.kv_of(slot), self.padded.kv_of(slot)
-            if exact_kv:
+            if self.exact_kv:
                 left, right = (kv[0, 0, :, 0, 0] for kv in (left, right))
                 assert torch.equal(left, right)
             else:
-                torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+
+
+def decoder(folder: Path) -> tuple[GpuModel, ModelConfig]:
+    folder = write_checkpoint(folder / "model", VOCAB)
+    config = load_model_config(folder)
+    return GpuDecoder(Checkpoint(folder), config, torch.float32, DEVICE), config
 
 
 def some_drafts(rng: random.Random, tree: bool) -> Drafts | None:
@@ -102,18 +111,11 @@ def some_drafts(rng: random.Random, tree: bool) -> Drafts | None:
     return random_tree(rng, [], count) if tree else chain([rng.randrange(VOCAB)] * count)
 
 
-@pytest.mark.parametrize(
-    ("seed", "tree", "kinds"),
-    [(0, True, [GREEDY]), (1, False, [GREEDY, SEEDED]), (2, True, [SEEDED, EDITED, GREEDY])],
-    ids=["greedy", "sampled", "edited"],
-)
-def test_random_steps_are_those_of_single_launches(
-    seed: int, tree: bool, kinds: list[SamplingParams]
-) -> None:
+def play(twins: Twins, seed: int, tree: bool, kinds: list[SamplingParams], steps: int) -> None:
+    """Requests come, are prefilled in chunks beside others' drafts, and go."""
     rng = random.Random(seed)
-    twins = Twins(KvModel(VOCAB), bigram_config(VOCAB))
     reached = {"between": 0, "alone": 0, "cut": 0, "several": 0, "entered": 0, "narrow": 0}
-    for _ in range(STEPS):
+    for _ in range(steps):
         free = [slot for slot in range(SLOTS) if slot not in twins.params]
         if free and rng.random() < 0.8:
             slot = rng.choice(free)
@@ -137,7 +139,7 @@ def test_random_steps_are_those_of_single_launches(
         reached["narrow"] += bool(chunks) and bool(rows) and not any(rows.values())
         reached["several"] += len(chunks) > 1
         twins.step(rows, chunks)
-        twins.check(exact_kv=True)
+        twins.check()
         done = [slot for slot in ready if int(twins.exact.device_state.seq_lens[slot]) > 40]
         for slot in done:  # its slot is free for another
             del twins.params[slot]
@@ -149,19 +151,39 @@ def test_random_steps_are_those_of_single_launches(
     assert twins.exact.gpu_runner.prefill_replays == 0
 
 
+ROUNDS = pytest.mark.parametrize(
+    ("seed", "tree", "kinds"),
+    [(0, True, [GREEDY]), (1, False, [GREEDY, SEEDED]), (2, True, [SEEDED, EDITED, GREEDY])],
+    ids=["greedy", "sampled", "edited"],
+)
+
+
+@ROUNDS
+def test_random_steps_are_those_of_single_launches(
+    seed: int, tree: bool, kinds: list[SamplingParams]
+) -> None:
+    play(Twins(KvModel(VOCAB), bigram_config(VOCAB)), seed, tree, kinds, STEPS)
+
+
+@pytest.mark.gpu
+@ROUNDS
+def test_random_steps_replay_cuda_graphs(
+    tmp_path: Path, seed: int, tree: bool, kinds: list[SamplingParams]
+) -> None:
+    assert DEVICE.type == "cuda"
+    play(Twins(*decoder(tmp_path)), seed, tree, kinds, 300)
+
+
 def test_a_models_steps_are_those_of_single_launches(tmp_path: Path) -> None:
     """Attention over padded rows, features picked by node, KV of padding in the sink page."""
-    folder = write_checkpoint(tmp_path / "model", VOCAB)
-    config = load_model_config(folder)
-    model = GpuDecoder(Checkpoint(folder), config, torch.float32, DEVICE)
-    twins, rng = Twins(model, config, slots=3), random.Random(4)
+    twins, rng = Twins(*decoder(tmp_path), slots=3), random.Random(4)
     for slot in range(3):
         twins.enter(slot, [rng.randrange(VOCAB) for _ in range(7 + slot)], GREEDY)
     twins.step({}, {0: 7, 1: 3})
     twins.step({0: chain([3, 4, 5])}, {1: 5, 2: 4})
     result = twins.step({0: None, 1: random_tree(rng, [], 3)}, {2: 5})
     assert i32(result.accept_lens).min() > 0
-    twins.check(exact_kv=False)
+    twins.check()
     kv, state = twins.padded.kv, twins.padded.device_state
     for slot in range(3):
         beyond = torch.arange(int(state.seq_lens[slot]) + WIDTH, twins.padded.pages * kv.page_size)
@@ -184,7 +206,7 @@ def test_many_rows_take_the_tier_that_holds_them() -> None:
         twins.step({slot: chain([5]) for slot in slots if slot < 8}, {slots[-1] + 1: 1})
     twins.step(dict.fromkeys(range(8)), {8: 2, 10: 2})
     twins.step(dict.fromkeys(range(9)), {9: 1})
-    twins.check(exact_kv=True)
+    twins.check()
     assert [(tier.rows, tier.width) for tier in tiers] == [(8, 1), (8, 4), (8, 4), (8, 1), (32, 1)]
 
 
@@ -223,4 +245,4 @@ def test_what_fits_no_graph_runs_kernel_by_kernel() -> None:
     twins.run(msgspec.structs.replace(plan, **fields), None)
     assert runner.prefill_replays == before, "page-table changes without end"
     del twins.left[paged]
-    twins.check(exact_kv=True)
+    twins.check()
