@@ -2,18 +2,16 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ...engine_core.ids import I32, I64, i32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
 from .device_step import Choice, DeviceStep
 from .graphs import StepGraphs
+from .launched import Launched, Output, read_answer
 from .marks import Mark, new_mark
 from .packer import Packed, StepPacker, fill
 from .pinned_ring import PinnedRing
@@ -26,47 +24,6 @@ _BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the 
 _LEAST_S = 1e-7  # times are positive
 
 _SAMPLED, _LOGPROBS = int(Feature.SAMPLED), int(Feature.LOGPROBS)
-
-
-class Output(NamedTuple):
-    """A step's output on the device, of so many ``rows`` and ``width`` (see DeviceStep).
-
-    ``places``: which of its rows are the step's own, in their order.
-    """
-
-    out: torch.Tensor
-    rows: int
-    width: int
-    places: slice | I64
-
-
-@dataclass(slots=True)
-class Launched:
-    """A step on its way; its result is complete once ``done`` has passed.
-
-    ``out``: its output on the host; for the others see Output.
-    """
-
-    plan: StepPlan
-    drafts: HostDrafts | None
-    packed: Packed
-    out: I32
-    rows: int
-    width: int
-    places: slice | I64
-    began: Mark
-    done: Mark
-    logprobs: tuple[RowLogprobs, ...]
-    wait_ns: int
-
-
-class Answer(NamedTuple):
-    """A result's arrays: int32[R] and [R, width], and int32 bytes of R rows."""
-
-    lens: I32
-    grid: I32
-    proposed: bytes
-    depths: bytes
 
 
 class GpuStepRunner:
@@ -150,7 +107,7 @@ class GpuStepRunner:
         if self._last_done is not None:
             self.gap_ns += int(self._last_done.elapsed_time(launched.began) * 1e6)
         self._last_done = launched.done
-        packed, answer = launched.packed, self._answer(launched)
+        packed, answer = launched.packed, read_answer(self._step, launched)
         lens, grid = answer.lens, answer.grid
         emitted = grid[np.arange(launched.width) < lens[:, None]]
         errors: tuple[RowError, ...] = ()
@@ -169,17 +126,6 @@ class GpuStepRunner:
             batch_tokens=packed.tokens,
             wait_ns=launched.wait_ns,
         )
-
-    def _answer(self, launched: Launched) -> Answer:
-        packed, places, drafts = launched.packed, launched.places, launched.drafts
-        out = self._step.split_output(torch.from_numpy(launched.out), launched.rows, launched.width)
-        proposed = bytes(4 * packed.rows) if drafts is None else drafts.counts
-        depths = packed.depths
-        if out.proposed is not None and out.depths is not None:
-            proposed = (i32(proposed) + out.proposed.numpy()[places]).tobytes()
-            depths = depths + out.depths.numpy()[places]
-        lens, grid = out.accept_lens.numpy()[places], out.tokens.numpy()[places]
-        return Answer(lens, grid, proposed, depths.tobytes())
 
     def seconds_of(self, tokens: int, turns: int) -> float:
         """T(tokens): the fastest of some decode-only steps of that many query tokens.

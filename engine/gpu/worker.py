@@ -21,10 +21,11 @@ from ..speculative.drafter_maker import make_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
+from .launched import Launched
 from .marks import Mark, wait_unless
 from .packer import StepPacker
 from .state import DeviceState
-from .step_runner import GpuStepRunner, Launched
+from .step_runner import GpuStepRunner
 from .tiers import Tiers, pass_sizes
 
 _TURNS = 3
