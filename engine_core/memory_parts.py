@@ -192,7 +192,8 @@ def edit_bytes(config: EngineConfig, model: ModelConfig, width: int) -> int:
     Penalties, biases and minimum lengths have graphs of their own, captured when they are needed;
     log-probabilities are computed step by step.
     """
-    logits = _EDIT_COPIES * 4 * config.max_running_requests * width * model.vocab_size
+    nodes = config.max_running_requests * width + CHUNK_ROWS
+    logits = _EDIT_COPIES * 4 * nodes * model.vocab_size
     lists = slots(config) * (4 * model.vocab_size + _LIST_BYTES)
     records = 0
     if not config.disable_cuda_graph:
