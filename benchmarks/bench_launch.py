@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.engine.gpu.graphs import decode_staging
 from outrider.engine.gpu.packer import Packed, StepPacker, fill
 from outrider.engine.gpu.staging import field_lengths
+from outrider.engine.gpu.tier_shapes import tier_staging
 from outrider.engine.gpu.tiers import Tier
 from outrider.engine_core.config import EngineConfig, resolve_config
 from outrider.engine_core.core import EngineCore
@@ -65,7 +65,7 @@ class InstantWorker:
         packed = self._packer.pack(plan, None)
         packed_at = time.perf_counter_ns()
         if packed.decode_only:
-            shape = decode_staging(Tier(packed.rows, packed.rows, 1, False), 16)
+            shape = tier_staging(Tier(packed.rows, packed.rows, 1, False), 16)
             block = np.empty(sum(field_lengths(shape)), dtype=np.int32)
             fill(block, shape, packed, plan, self._info.max_slots)
             self.fill_ns.append(time.perf_counter_ns() - packed_at)

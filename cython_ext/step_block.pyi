@@ -14,6 +14,8 @@ def fill_block(
     spare_slot: int,
     tokens: int,
     nodes: int,
+    leading: int,
+    gap: int,
     slots: NDArray[np.int32],
     kinds: NDArray[np.uint8],
     starts: NDArray[np.int32],

@@ -68,6 +68,15 @@ cdef inline void put(
         out[i] = rest
 
 
+cdef inline void put_apart(
+    int32_t *out, Py_ssize_t room, const int32_t *values, Py_ssize_t count,
+    Py_ssize_t leading, Py_ssize_t gap, int32_t between, int32_t rest
+) noexcept nogil:
+    """As ``put``, with ``gap`` times ``between`` behind the first ``leading`` values."""
+    put(out, leading + gap, values, leading, between)
+    put(out + leading + gap, room - leading - gap, values + leading, count - leading, rest)
+
+
 cdef inline void put_wide(
     int32_t *out, Py_ssize_t room, const int64_t *values, Py_ssize_t count, int32_t rest
 ) noexcept nogil:
@@ -90,6 +99,8 @@ def fill_block(
     int32_t spare_slot,
     Py_ssize_t tokens,
     Py_ssize_t nodes,
+    Py_ssize_t leading,
+    Py_ssize_t gap,
     const int32_t[::1] slots not None,
     const uint8_t[::1] kinds not None,
     const int32_t[::1] starts not None,
@@ -106,11 +117,13 @@ def fill_block(
 ):
     """Write R rows, ``tokens`` T, ``nodes`` N and the updates to ``block`` int32, the rest padded.
 
+    The first ``leading`` rows stand in front, the others behind ``gap`` rows of padding.
     ``edges`` int64 [17]: where the fields begin, and the end of the last. In: slots, starts, caps
     int32 [R] (caps None: all 0), kinds uint8 [R], cu_q, node_cu int32 [R + 1]; ids int64,
     parents int32 [>= T], node_index int64 [>= N]; page_* int32 [U]; entries int32 [E, 3] (slot,
     length, outputs), None for none. Rows of padding name ``spare_slot``, are of kind PREFILL and
     have no tokens; tokens of padding are 0 without a parent, nodes of padding the last token.
+    Entries of padding are empty requests in the spare slot.
 
     Raises ValueError for what does not fit; the block is undefined then.
     """
@@ -139,7 +152,10 @@ def fill_block(
         fits("update field", update_room, update_room, edges[i + 1] - edges[i])
     for i in (ENTRY_LENS, ENTRY_OUTS):
         fits("entry field", entry_room, entry_room, edges[i + 1] - edges[i])
+    if not 0 <= leading <= rows or gap < 0:
+        raise ValueError(f"{leading} of {rows} rows lead, {gap} rows of padding follow")
     fits("kinds", rows, kinds.shape[0], row_room)
+    fits("rows and the padding between them", rows + gap, rows + gap, row_room)
     fits("starts", rows, starts.shape[0], row_room)
     if caps is not None:
         fits("caps", rows, caps.shape[0], row_room)
@@ -153,17 +169,30 @@ def fill_block(
     fits("entries", entered, entered, entry_room)
     if entered and entries.shape[1] != 3:
         raise ValueError("entries have a slot, a length and a number of outputs each")
-    if rows:
-        put(out + edges[SLOTS], row_room, &slots[0], rows, spare_slot)
-        put(out + edges[STARTS], row_room, &starts[0], rows, 0)
-    else:
-        put(out + edges[SLOTS], row_room, NULL, 0, spare_slot)
-        put(out + edges[STARTS], row_room, NULL, 0, 0)
+    put_apart(
+        out + edges[SLOTS], row_room, &slots[0] if rows else NULL, rows, leading, gap,
+        spare_slot, spare_slot,
+    )
+    put_apart(
+        out + edges[STARTS], row_room, &starts[0] if rows else NULL, rows, leading, gap, 0, 0
+    )
+    put_apart(
+        out + edges[CAPS], row_room, &caps[0] if caps is not None and rows else NULL,
+        rows if caps is not None else 0, leading if caps is not None else 0, gap, 0, 0,
+    )
     for i in range(row_room):
-        out[edges[KINDS] + i] = kinds[i] if i < rows else PREFILL
-        out[edges[CAPS] + i] = caps[i] if caps is not None and i < rows else 0
-    put(out + edges[CU_Q], row_room + 1, &cu_q[0], rows + 1, <int32_t>tokens)
-    put(out + edges[NODE_CU], row_room + 1, &node_cu[0], rows + 1, <int32_t>nodes)
+        out[edges[KINDS] + i] = PREFILL
+    for i in range(rows):
+        out[edges[KINDS] + i + (0 if i < leading else gap)] = kinds[i]
+    # A row of padding ends where the one before it does.
+    put_apart(
+        out + edges[CU_Q], row_room + 1, &cu_q[0], rows + 1, leading + 1, gap,
+        cu_q[leading], <int32_t>tokens,
+    )
+    put_apart(
+        out + edges[NODE_CU], row_room + 1, &node_cu[0], rows + 1, leading + 1, gap,
+        node_cu[leading], <int32_t>nodes,
+    )
     put_wide(out + edges[TOKENS], token_room, &ids[0] if tokens else NULL, tokens, 0)
     put(out + edges[PARENTS], token_room, &parents[0] if tokens else NULL, tokens, -1)
     put_wide(
@@ -176,9 +205,9 @@ def fill_block(
     )
     put(out + edges[UPDATE_COLUMNS], update_room, &page_columns[0] if updates else NULL, updates, 0)
     put(out + edges[UPDATE_PAGES], update_room, &page_ids[0] if updates else NULL, updates, 0)
-    for i in range(entered):
-        out[edges[ENTRY_SLOTS] + i] = entries[i, 0]
-        out[edges[ENTRY_LENS] + i] = entries[i, 1]
-        out[edges[ENTRY_OUTS] + i] = entries[i, 2]
+    for i in range(entry_room):
+        out[edges[ENTRY_SLOTS] + i] = entries[i, 0] if i < entered else spare_slot
+        out[edges[ENTRY_LENS] + i] = entries[i, 1] if i < entered else 0
+        out[edges[ENTRY_OUTS] + i] = entries[i, 2] if i < entered else 0
     out[edges[COUNTS]] = <int32_t>updates
     out[edges[COUNTS] + 1] = <int32_t>entered

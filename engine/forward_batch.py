@@ -7,11 +7,15 @@ import torch
 
 
 class RowGroup(NamedTuple):
-    """Rows ``begin``..``end`` of a batch, of at most ``max_q`` query tokens each."""
+    """Rows ``begin``..``end`` of a batch, of at most ``max_q`` query tokens each.
+
+    ``max_tokens``: at most so many of all of them, if that is far less than all could have.
+    """
 
     begin: int
     end: int
     max_q: int
+    max_tokens: int | None = None
 
 
 @dataclass(slots=True)

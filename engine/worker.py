@@ -57,14 +57,17 @@ class Timer(Protocol):
 
 
 class DeviceCounts(NamedTuple):
-    """Steps of verify rows alone so far, and replays of a CUDA graph among all steps.
+    """Steps of verify rows alone so far, and those of them that replayed a CUDA graph.
 
-    ``gap_ns``: time that the device stood idle between consecutive steps.
+    ``gap_ns``: time that the device stood idle between consecutive steps. ``prefill_steps``,
+    ``prefill_replays``: the same of steps with prefill rows.
     """
 
     decode_steps: int
     replays: int
     gap_ns: int
+    prefill_steps: int
+    prefill_replays: int
 
 
 @runtime_checkable
@@ -95,11 +98,7 @@ class GraphWorker(Protocol):
 def counts_between(before: DeviceCounts, worker: GraphWorker) -> DeviceCounts:
     """What ``worker`` ran since ``before``."""
     now = worker.counts
-    return DeviceCounts(
-        now.decode_steps - before.decode_steps,
-        now.replays - before.replays,
-        now.gap_ns - before.gap_ns,
-    )
+    return DeviceCounts(*(a - b for a, b in zip(now, before, strict=True)))
 
 
 class TorchWorker:

@@ -107,8 +107,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cuda_graph_max_bs: Annotated[
         int | None,
         Doc(
-            description="most requests of a step that replays a CUDA graph; max_running_requests "
-            "if unset"
+            description="most requests that decode in a step that replays a CUDA graph; "
+            "max_running_requests if unset"
         ),
     ] = None
     disable_cuda_graph: Annotated[bool, Doc(description="launch every kernel by itself")] = False

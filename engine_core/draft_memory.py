@@ -12,11 +12,12 @@ import msgspec
 from .config import EngineConfig
 from .device_config import DTYPE_BYTES, Placement
 from .draft_source import DraftSource
+from .graph_sizes import CHUNK_ROWS, graph_rows
 from .memory_parts import (
     OVERRUN_TOKENS,
     StepSize,
     activation_bytes,
-    graph_rows,
+    graph_size,
     record_bytes,
     rotary_bytes,
     slots,
@@ -65,8 +66,8 @@ def draft_parts(
 
 
 def _pool_bytes(config: EngineConfig, draft: DraftSource, target: ModelConfig, item: int) -> int:
-    rows, width = graph_rows(config), draft.shape.num_draft_tokens
-    size = StepSize(rows * width, rows * width)
+    rows = graph_rows(config) + CHUNK_ROWS
+    size = graph_size(config, draft.shape.num_draft_tokens)
     own = step_bytes(_as_decoder(draft), _draft_size(draft, size, rows), item)
     beyond = max(0, own - step_bytes(target, size, item))
     return beyond + _extra_bytes(draft, size, rows, item)
@@ -79,7 +80,7 @@ def _record_bytes(config: EngineConfig, draft: DraftSource) -> int:
     passes = draft.shape.steps - (draft.config.algorithm != "STANDALONE")
     each = _CHAIN_KERNELS if draft.shape.topk == 1 else _TREE_KERNELS
     kernels = layers + _EXTEND_KERNELS + passes * (layers + each)
-    return record_bytes(kernels, graph_rows(config), draft.shape.num_draft_tokens)
+    return record_bytes(config, kernels, draft.shape.num_draft_tokens)
 
 
 def _state_bytes(config: EngineConfig, draft: DraftSource, context: int, item: int) -> int:

@@ -8,6 +8,7 @@ their sum against an engine.
 from typing import NamedTuple
 
 from .config import EngineConfig
+from .graph_sizes import CHUNK_ROWS, chunk_tiers, graph_chunk, graph_rows
 from .model_config import ModelConfig
 
 OVERRUN_TOKENS = 130  # steps in flight may run a request past its context: two rows of 64 tokens
@@ -113,26 +114,27 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, width: int, item: int)
     """
     if config.disable_cuda_graph:
         return 0
-    rows = graph_rows(config)
-    pool = step_bytes(model, StepSize(rows * width, rows * width), item) + _split_bytes(model)
-    return pool + _SEGMENT + _record_bytes(model, rows, width)
+    pool = step_bytes(model, graph_size(config, width), item) + _split_bytes(model)
+    return pool + _SEGMENT + _record_bytes(config, model, width)
 
 
-def _record_bytes(model: ModelConfig, rows: int, width: int) -> int:
-    return record_bytes(10 * model.num_hidden_layers + 20, rows, width)
+def graph_size(config: EngineConfig, width: int) -> StepSize:
+    """The largest step that replays a graph: a chunk's tokens beside all verify rows."""
+    nodes = graph_rows(config) * width
+    return StepSize(nodes + graph_chunk(config), nodes + CHUNK_ROWS)
 
 
-def record_bytes(kernels: int, rows: int, width: int) -> int:
+def _record_bytes(config: EngineConfig, model: ModelConfig, width: int) -> int:
+    return record_bytes(config, 10 * model.num_hidden_layers + 20, width)
+
+
+def record_bytes(config: EngineConfig, kernels: int, width: int) -> int:
     """The driver's records of ``kernels`` in all tiers, greedy ones and those that sample."""
+    rows, chunk = graph_rows(config), graph_chunk(config)
     # About three sizes of rows a doubling of two, and as many of tokens for rows with drafts.
-    graphs = 2 * _tier_sizes(rows) * (1 + (_tier_sizes(width) if width > 1 else 0))
-    return graphs * kernels * _GRAPH_NODE_BYTES
-
-
-def graph_rows(config: EngineConfig) -> int:
-    """Most rows of a step that replays a graph."""
-    rows = config.max_running_requests
-    return min(config.cuda_graph_max_bs or rows, rows)
+    graphs = _tier_sizes(rows) * (1 + (_tier_sizes(width) if width > 1 else 0))
+    graphs += sum(1 for each in {1, width} for _ in chunk_tiers(rows, each, chunk))
+    return 2 * graphs * kernels * _GRAPH_NODE_BYTES
 
 
 def _tier_sizes(top: int) -> int:
@@ -190,9 +192,10 @@ def edit_bytes(config: EngineConfig, model: ModelConfig, width: int) -> int:
     Penalties, biases and minimum lengths have graphs of their own, captured when they are needed;
     log-probabilities are computed step by step.
     """
-    logits = _EDIT_COPIES * 4 * config.max_running_requests * width * model.vocab_size
+    nodes = config.max_running_requests * width + CHUNK_ROWS
+    logits = _EDIT_COPIES * 4 * nodes * model.vocab_size
     lists = slots(config) * (4 * model.vocab_size + _LIST_BYTES)
     records = 0
     if not config.disable_cuda_graph:
-        records = _record_bytes(model, graph_rows(config), width)
+        records = _record_bytes(config, model, width)
     return logits + lists + records

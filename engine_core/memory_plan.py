@@ -12,6 +12,7 @@ from .draft_memory import NO_PARTS, draft_parts
 from .draft_sizes import NO_DRAFT, draft_sizes
 from .draft_source import DraftSource
 from .drafter_spec import find_drafter
+from .graph_sizes import graph_chunk
 from .model_config import ModelConfig
 from .model_sizes import kv_bytes_per_token, weight_bytes
 from .refusal import Refused
@@ -173,7 +174,9 @@ def plan_memory(
         state_bytes=(
             parts.slot_bytes(config, context) + parts.rotary_bytes(model) + drafting.state_bytes
         ),
-        workspace_bytes=parts.workspace_bytes(model, nodes) if on_cuda else 0,
+        workspace_bytes=(
+            parts.workspace_bytes(model, nodes + graph_chunk(config)) if on_cuda else 0
+        ),
         allocator_bytes=parts.allocator_bytes() if on_cuda else 0,
         total_bytes=0,
         edit_bytes=(parts.edit_bytes(config, model, width) + drafting.edit_bytes if on_cuda else 0),

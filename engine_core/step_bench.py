@@ -83,7 +83,8 @@ class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):
     """The prefill of ``batch_size`` prompts of ``prompt_tokens`` tokens through the core's loop.
 
     - ``chunk_tokens``: the most prompt tokens of a step, over all requests; ``steps``: those it
-      took, mean of the turns.
+      took, mean of the turns; ``graph_replays``: those of them that replayed a CUDA graph, null
+      where there are none.
     - ``wall_ms``: median time until every prompt has its one token; ``device_ms``: mean time of
       the steps on the device.
     - ``linear_operations``: 2 x elements x tokens of the layers' matrices, and of the output head
@@ -104,6 +105,7 @@ class PrefillRow(msgspec.Struct, frozen=True, kw_only=True):
     tflop_per_s: float
     matmul_share: float
     device_matmul_share: float
+    graph_replays: float | None = None
 
 
 class StepBenchReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,9 +36,11 @@ def choose_tiling(
     itemsize: int,
     max_kv: int,
     processors: int = _DEFAULT_PROCESSORS,
+    packed_tokens: int | None = None,
 ) -> Tiling:
     """Tiles for ``rows`` rows of up to ``packed_rows`` = max_q * group tile rows each.
 
+    ``packed_tokens``: of all rows together, if they are packed (see ``paged_attention``).
     ``block_d``: padded head dimension, ``itemsize``: bytes of an element, ``max_kv``: bound of the
     rows' lengths. Depends on shapes alone, so a captured graph keeps its choice.
     """
@@ -52,7 +54,8 @@ def choose_tiling(
         block_m, block_n, warps = 128, 64, 8
     if wide:
         block_n = min(block_n, 32)
-    programs = rows * kv_heads * triton.cdiv(packed_rows, block_m)
+    tiles = _tiles(rows, packed_rows, packed_tokens, block_m)
+    programs = kv_heads * (rows * tiles if packed_tokens is None else tiles)
     wanted = processors // max(programs, 1)
     splits = max(1, min(wanted, triton.cdiv(max_kv, 2 * block_n), 64))
     stages = 3
@@ -63,6 +66,13 @@ def choose_tiling(
         # Half of the multiprocessors do as well, and the others hold weights of the next matmul.
         block_n, stages, splits = 128, 2, splits // 2
     return Tiling(block_m, block_n, warps, stages, splits)
+
+
+def _tiles(rows: int, packed_rows: int, packed_tokens: int | None, block_m: int) -> int:
+    """Tiles of a row, or of all rows if they are packed: a row may fill its last one in part."""
+    if packed_tokens is None:
+        return -(-packed_rows // block_m)
+    return packed_tokens // block_m + rows
 
 
 def paged_attention(
@@ -80,6 +90,7 @@ def paged_attention(
     window: int,
     *,
     max_q: int,
+    max_tokens: int | None = None,
     slots: torch.Tensor | None = None,
     max_kv: int | None = None,
     num_splits: int | None = None,
@@ -92,11 +103,14 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attention output [T, heads, head_dim]; the arguments are the reference's, and:
 
-    ``max_q``: static bound of a row's query length; longer rows are cut. ``slots`` int32/int64[R]:
-    row r uses ``page_table[slots[r]]``. ``max_kv``: static bound of ``kv_lens`` that the number of
-    splits is chosen for, by default what the page table can hold. ``soft_cap``: scores become
-    cap * tanh(score / cap); 0 for none. ``sinks`` float32[heads]: a further logit in each head's
-    softmax denominator. ``out``: where to write. ``num_splits`` and ``tiling`` replace choices.
+    ``max_q``: static bound of a row's query length; longer rows are cut. ``max_tokens``: static
+    bound of all rows' queries together, where few rows are as long as that: their tiles are then
+    packed, and a program finds its row. What lies beyond the bound is cut. ``slots``
+    int32/int64[R]: row r uses ``page_table[slots[r]]``. ``max_kv``: static bound of ``kv_lens``
+    that the number of splits is chosen for, by default what the page table can hold. ``soft_cap``:
+    scores become cap * tanh(score / cap); 0 for none. ``sinks`` float32[heads]: a further logit in
+    each head's softmax denominator. ``out``: where to write. ``num_splits`` and ``tiling`` replace
+    choices.
     ``pdl``: programmatic dependent launch (Hopper and later), for use inside a graph.
 
     Tokens at or after ``cu_q[R]`` get zeros, or are left alone without ``clear``; rows of no
@@ -114,6 +128,7 @@ def paged_attention(
         return out.zero_() if clear else out
     group = heads // kv_heads
     block_d = max(16, triton.next_power_of_2(head_dim))
+    packed_tokens = None if max_tokens is None else max_tokens * group
     if tiling is None:
         tiling = choose_tiling(
             rows,
@@ -123,15 +138,17 @@ def paged_attention(
             query.element_size(),
             page_table.shape[1] * page_size if max_kv is None else max_kv,
             _processors(query.device),
+            packed_tokens,
         )
     splits = tiling.splits if num_splits is None else num_splits
-    partial, lse = _workspace(out, splits, rows * max_q)
-    tiles = triton.cdiv(max_q * group, tiling.block_m)
-    _attend_rows[(kv_heads * splits * tiles, rows)](
+    places = rows * max_q if max_tokens is None else max_tokens
+    partial, lse = _workspace(out, splits, places)
+    tiles = _tiles(rows, max_q * group, packed_tokens, tiling.block_m)
+    _attend_rows[(kv_heads * splits * tiles, rows if max_tokens is None else 1)](
         query, key_cache, value_cache, positions, cu_q, kv_lens, page_table, slots, tree_bits,
-        is_tree, sinks, out, partial, lse, splits, max_q, tokens if clear else 0, window, scale,
-        soft_cap, query.stride(0), query.stride(1), key_cache.stride(0), key_cache.stride(1),
-        out.stride(0), out.stride(1), page_table.stride(0),
+        is_tree, sinks, out, partial, lse, rows, splits, max_q, places, tokens if clear else 0,
+        window, scale, soft_cap, query.stride(0), query.stride(1), key_cache.stride(0),
+        key_cache.stride(1), out.stride(0), out.stride(1), page_table.stride(0),
         PAGE_SIZE=page_size,
         GROUP=group,
         KV_HEADS=kv_heads,
@@ -140,6 +157,7 @@ def paged_attention(
         BLOCK_N=tiling.block_n,
         BLOCK_D=block_d,
         GROUP_BLOCK=triton.next_power_of_2(group),
+        PACKED_ROWS=0 if max_tokens is None else triton.next_power_of_2(rows),
         SPLIT=splits > 1,
         HAS_WINDOW=window > 0,
         HAS_CAP=soft_cap > 0,
@@ -153,13 +171,15 @@ def paged_attention(
     )  # fmt: skip
     if splits > 1:
         split_block = triton.next_power_of_2(splits)
-        _merge_splits[(rows * max_q, heads)](
+        # Packed rows are as one row here: from the first one's begin to the last one's end.
+        _merge_splits[(places, heads)](
             partial,
             lse,
             cu_q,
             out,
             splits,
-            max_q,
+            max_q if max_tokens is None else max_tokens,
+            1 if max_tokens is None else rows,
             out.stride(0),
             out.stride(1),
             HEADS=heads,
@@ -204,7 +224,7 @@ def _processors(device: torch.device) -> int:
 def _workspace(
     out: torch.Tensor, splits: int, places: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Partial outputs [splits, R * max_q, heads, head_dim] and their base-2 log-sum-exps."""
+    """Partial outputs [splits, places, heads, head_dim] and their base-2 log-sum-exps."""
     if splits == 1:
         return None, None
     shape = (splits, places, *out.shape[1:])
@@ -303,38 +323,63 @@ def _attend_keys(
     return acc, peak, total
 
 
-@triton.jit(do_not_specialize=["splits", "max_q", "clear_end", "window"])
+@triton.jit
+def _find_tile(
+    cu_q: tl.tensor, number: tl.tensor, rows: tl.tensor,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, PACKED_ROWS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Row and tile in it of the ``number``-th tile of all; beyond them, a tile past the last."""
+    lane = tl.arange(0, PACKED_ROWS)
+    inside = lane < rows
+    begins = tl.load(cu_q + lane, mask=inside, other=0)
+    ends = tl.load(cu_q + lane + 1, mask=inside, other=0)
+    counts = tl.cdiv((ends - begins) * GROUP, BLOCK_M)
+    passed = inside & (tl.cumsum(counts, 0) <= number)
+    row = tl.minimum(tl.sum(passed.to(tl.int32), 0), rows - 1)
+    return row, number - tl.sum(tl.where(lane < row, counts, 0), 0)
+
+
+@triton.jit(do_not_specialize=["rows", "splits", "max_q", "places", "clear_end", "window"])
 def _attend_rows(
     query_ptr: tl.tensor, key_ptr: tl.tensor, value_ptr: tl.tensor, positions: tl.tensor,
     cu_q: tl.tensor, kv_lens: tl.tensor, page_table: tl.tensor, slots: tl.tensor,
     tree_bits: tl.tensor, is_tree: tl.tensor, sinks: tl.tensor, out_ptr: tl.tensor,
-    partial_ptr: tl.tensor, lse_ptr: tl.tensor, splits: tl.tensor, max_q: tl.tensor,
-    clear_end: tl.tensor, window: tl.tensor, scale: tl.tensor, soft_cap: tl.tensor,
+    partial_ptr: tl.tensor, lse_ptr: tl.tensor, rows: tl.tensor, splits: tl.tensor,
+    max_q: tl.tensor, places: tl.tensor, clear_end: tl.tensor, window: tl.tensor,
+    scale: tl.tensor, soft_cap: tl.tensor,
     stride_query: tl.tensor, stride_query_head: tl.tensor, stride_slot: tl.tensor,
     stride_kv_head: tl.tensor, stride_out: tl.tensor, stride_out_head: tl.tensor,
     stride_table: tl.tensor,
     PAGE_SIZE: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr, SPLIT: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr, UPCAST: tl.constexpr, TWO_PHASE: tl.constexpr, PDL: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr, PACKED_ROWS: tl.constexpr, SPLIT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, UPCAST: tl.constexpr,
+    TWO_PHASE: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One (row, tile of packed queries, split, KV head); grid [tiles * splits * KV heads, R]."""
+    """One (row, tile of packed queries, split, KV head); grid [tiles * splits * KV heads, R].
+
+    With PACKED_ROWS, R or the next power of two, the tiles are those of all rows; grid [.., 1].
+    """
     kv_head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(0) // KV_HEADS % splits
     # The last tile of a causal row is the longest: started first, it does not end alone.
     tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // (KV_HEADS * splits)
     row = tl.program_id(1)
-    rows = tl.num_programs(1)
     dim = tl.arange(0, BLOCK_D)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    if (split == 0) & (tile == 0):
+    clears, cleared, clearing = (split == 0) & (tile == 0), row, rows
+    if PACKED_ROWS:
+        clears, cleared = split == 0, tile
+        clearing = tl.num_programs(0) // (KV_HEADS * splits)
+        row, tile = _find_tile(cu_q, tile, rows, GROUP, BLOCK_M, PACKED_ROWS)
+    if clears:
         group_head = tl.arange(0, GROUP_BLOCK)
         zero = tl.zeros((GROUP_BLOCK, BLOCK_D), dtype=out_ptr.dtype.element_ty)
         inside = (group_head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
         head = kv_head * GROUP + group_head
-        for token in tl.range(tl.load(cu_q + rows) + row, clear_end, rows):
+        for token in tl.range(tl.load(cu_q + rows) + cleared, clear_end, clearing):
             target = out_ptr + token * stride_out
             tl.store(target + head[:, None] * stride_out_head + dim[None, :], zero, mask=inside)
 
@@ -348,6 +393,10 @@ def _attend_rows(
     node = packed // GROUP
     head = kv_head * GROUP + packed % GROUP
     real = node < tl.minimum(q_len, max_q)
+    place = row * max_q + node
+    if PACKED_ROWS:
+        place = row_begin - tl.load(cu_q) + node
+        real = real & (place < places)
     token = (row_begin + node).to(tl.int64)
     own_position = tl.load(positions + token, mask=real, other=0).to(tl.int32)
     tree = tl.load(is_tree + row) != 0
@@ -407,8 +456,7 @@ def _attend_rows(
         target = out_ptr + token[:, None] * stride_out + head[:, None] * stride_out_head
         tl.store(target + dim[None, :], acc.to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        place = ((split * rows + row) * max_q + node) * (KV_HEADS * GROUP) + head
-        place = place.to(tl.int64)
+        place = (split * places + place).to(tl.int64) * (KV_HEADS * GROUP) + head
         lse = tl.where(seen, peak + tl.log2(total), float("-inf"))
         tl.store(lse_ptr + place, lse, mask=real)
         # Splits that saw nothing leave their part unwritten: the merge skips it by its lse.
@@ -416,10 +464,10 @@ def _attend_rows(
             tl.store(partial_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc, mask=inside)
 
 
-@triton.jit(do_not_specialize=["splits", "max_q"])
+@triton.jit(do_not_specialize=["splits", "max_q", "stride_cu"])
 def _merge_splits(
     partial_ptr: tl.tensor, lse_ptr: tl.tensor, cu_q: tl.tensor, out_ptr: tl.tensor,
-    splits: tl.tensor, max_q: tl.tensor, stride_out: tl.tensor,
+    splits: tl.tensor, max_q: tl.tensor, stride_cu: tl.tensor, stride_out: tl.tensor,
     stride_out_head: tl.tensor,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -431,8 +479,8 @@ def _merge_splits(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    begin = tl.load(cu_q + row)
-    if node >= tl.load(cu_q + row + 1) - begin:
+    begin = tl.load(cu_q + row * stride_cu)
+    if node >= tl.load(cu_q + (row + 1) * stride_cu) - begin:
         return
     token = (begin + node).to(tl.int64)
     split = tl.arange(0, SPLIT_BLOCK)

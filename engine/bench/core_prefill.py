@@ -13,6 +13,7 @@ from ...engine_core.sampling_params import SamplingParams
 from ...engine_core.step_bench import PrefillRow, StepBenchSpec
 from ...engine_core.step_floor import Rates, prefill_operations
 from ..build import Engine
+from ..worker import GraphWorker
 
 _TURNS = 3
 
@@ -20,11 +21,12 @@ _TURNS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillTiming:
     """``walls`` float64[turns]: seconds until every prompt has its token; the others are a turn's
-    means."""
+    means. ``replays``: steps that replayed a CUDA graph, None for a worker without any."""
 
     walls: npt.NDArray[np.float64]
     device_s: float
     steps: float
+    replays: float | None
 
 
 class CorePrefill:
@@ -32,6 +34,7 @@ class CorePrefill:
 
     def __init__(self, engine: Engine, spec: StepBenchSpec) -> None:
         self._core = engine.core
+        self._worker = engine.worker
         self._vocab_size = engine.info.vocab_size
         self._rng = np.random.default_rng(spec.seed)
 
@@ -43,6 +46,8 @@ class CorePrefill:
         self._turn(prompts, length)
         gc.collect()
         gc.freeze()  # as a core process does once it is up
+        graphs = self._worker if isinstance(self._worker, GraphWorker) else None
+        replays = 0 if graphs is None else graphs.counts.prefill_replays
         before = self._core.stats(0)
         walls = np.array([self._turn(prompts, length) for _ in range(_TURNS)])
         after = self._core.stats(0)
@@ -52,6 +57,9 @@ class CorePrefill:
             walls=walls,
             device_s=(after.worker_busy - before.worker_busy) / _TURNS,
             steps=(after.steps - before.steps) / _TURNS,
+            replays=(
+                None if graphs is None else (graphs.counts.prefill_replays - replays) / _TURNS
+            ),
         )
 
     def _turn(self, prompts: int, length: int) -> float:
@@ -91,6 +99,7 @@ def prefill_row(
         prompt_tokens=length,
         chunk_tokens=chunk_tokens,
         steps=timing.steps,
+        graph_replays=timing.replays,
         wall_ms=wall * 1e3,
         device_ms=timing.device_s * 1e3,
         tokens_per_s=prompts * length / wall,

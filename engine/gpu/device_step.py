@@ -27,14 +27,14 @@ from .state import DeviceState
 class StepShape(NamedTuple):
     """What launches depend on. ``width``: most tokens that a row can emit.
 
-    ``groups``: see ForwardBatch. ``nodes``: N; all T query tokens, or the first N of
-    ``node_index``. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
+    ``groups``: see ForwardBatch. ``nodes``: N, the first of ``node_index``; None where all T query
+    tokens are nodes. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
     token. ``edits``: some rows have penalties, a bias or a minimum length.
     """
 
     width: int
     groups: tuple[RowGroup, ...]
-    nodes: int
+    nodes: int | None
     moves: bool
     sampled: bool
     edits: bool
@@ -142,7 +142,7 @@ class DeviceStep:
         self, hidden: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, V] (not edited) and targets int64[N], from hidden states [T, H]."""
-        if shape.nodes != len(batch.input_ids):
+        if shape.nodes is not None:
             hidden = hidden.index_select(0, batch.logits_index)
         logits = self._model.raw_logits(hidden)
         edited = self._edit(logits, batch, staging, shape) if shape.edits else logits
@@ -243,7 +243,7 @@ class DeviceStep:
         row = torch.searchsorted(batch.cu_q[1:], token, right=True)
         slots = batch.slots.long()[row.clamp_(max=len(batch.slots) - 1)]
         positions = batch.positions + 1
-        if shape.nodes != len(positions):
+        if shape.nodes is not None:
             slots, positions = slots[batch.logits_index], positions[batch.logits_index]
         return coupled_sample(
             logits.float() if logits.dtype == torch.float16 else logits,

@@ -1,18 +1,26 @@
-"""CUDA graphs of decode-only steps, one a tier, replayed over the tier's staging block."""
+"""CUDA graphs of steps, one a tier, replayed over the tier's staging block."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from ..forward_batch import RowGroup
-from .device_step import DeviceStep, StepShape
+from .device_step import DeviceStep
 from .staging import StagingShape, field_lengths, split_device
+from .tier_shapes import tier_shape, tier_staging
 from .tiers import Tier
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE as _Pool
+
+
+class Recorded(Protocol):
+    """Launches that were recorded once."""
+
+    def replay(self) -> None:
+        """Enqueue them all."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +30,11 @@ class StepGraph:
     ``layout``: that of the edits whose memory it reads.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graph: Recorded
     staging: StagingShape
     block: torch.Tensor
     out: torch.Tensor
     layout: int
-
-
-def decode_shape(tier: Tier) -> StepShape:
-    """A decode-only step's launches."""
-    groups = (RowGroup(0, tier.rows, tier.width),)
-    return StepShape(tier.width, groups, tier.tokens, tier.width > 1, tier.sampled, tier.edits)
-
-
-def decode_staging(tier: Tier, page_size: int, reach: int = 1) -> StagingShape:
-    """Room for a decode-only step, with a row's new pages.
-
-    ``reach``: tokens from a row's first on that drafts write KV for, where that is more than the
-    verify row itself. A row's first verify step is given pages for all of them at once.
-    """
-    pages = 1 + -(-max(tier.width, reach) // page_size)
-    return StagingShape(tier.rows, tier.tokens, pages * tier.rows + 16, 0)
 
 
 class StepGraphs:
@@ -53,7 +45,7 @@ class StepGraphs:
     """
 
     def __init__(self, step: DeviceStep, device: torch.device, reach: int = 1) -> None:
-        """``reach``: see decode_staging."""
+        """``reach``: see ``tier_staging``."""
         self._step = step
         self._reach = reach
         self._device = device
@@ -67,6 +59,10 @@ class StepGraphs:
         """Capture these tiers; only while no step runs."""
         for tier in tiers:
             self.get(tier)
+
+    def room(self, tier: Tier) -> StagingShape:
+        """What the tier's block has room for."""
+        return tier_staging(tier, self._step.page_size, self._reach)
 
     def get(self, tier: Tier) -> StepGraph:
         """The tier's graph, captured now if it was not before, or for edits that moved since."""
@@ -87,22 +83,26 @@ class StepGraphs:
         views = split_device(block, staging)
         views.slots.fill_(self._step.state.spare_slot)
         views.update_slots.fill_(self._step.state.spare_slot)
+        views.entry_slots.fill_(self._step.state.spare_slot)
 
     def _capture(self, tier: Tier) -> StepGraph:
-        shape = decode_shape(tier)
-        staging = decode_staging(tier, self._step.page_size, self._reach)
+        shape, staging = tier_shape(tier), self.room(tier)
         block = torch.empty(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
         self._pad(block, staging)
         views = split_device(block, staging)
-        out = self._step.new_output(tier.rows, tier.width)
+        out = self._step.new_output(tier.all_rows, tier.width)
+        graph = self._record(lambda: self._step.run(views, shape, out))
+        return StepGraph(graph, staging, block, out, self._step.state.edits.layout)
+
+    def _record(self, launch: Callable[[], object]) -> Recorded:
         # Compiles kernels and warms the libraries up; on a stream of its own it would leave cuBLAS'
         # workspace for that stream behind, once a tier.
         for _ in range(2):
-            self._step.run(views, shape, out)
+            launch()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # Threads of a communication library may ask for their events meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            self._step.run(views, shape, out)
+            launch()
         self._pool = graph.pool()
-        return StepGraph(graph, staging, block, out, self._step.state.edits.layout)
+        return graph

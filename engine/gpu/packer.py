@@ -10,6 +10,7 @@ from ...engine_core.ids import I32, I64, U8, i32, u8
 from ...engine_core.plan import HostDrafts, StepPlan
 from .draft_room import draft_room
 from .staging import StagingShape, field_edges
+from .tiers import Prefill
 
 
 class Packed(NamedTuple):
@@ -41,6 +42,20 @@ class Packed(NamedTuple):
     def decode_only(self) -> bool:
         """Whether every row is a verify row, so that every token is a node."""
         return self.verify_rows == self.rows
+
+    @property
+    def prefill(self) -> Prefill:
+        """The prefill rows behind the verify rows; only where the latter lead."""
+        first = int(self.cu_q[self.verify_rows])
+        return Prefill(self.rows - self.verify_rows, self.tokens - first)
+
+    def places(self, behind: int) -> slice | I64:
+        """Where the rows stand in a block whose prefill rows begin at row ``behind``."""
+        if self.decode_only:
+            return slice(0, self.rows)
+        rows = np.arange(self.rows)
+        rows[self.verify_rows :] += behind - self.verify_rows
+        return rows
 
 
 class StepPacker:
@@ -109,8 +124,19 @@ class StepPacker:
         )
 
 
-def fill(block: I32, shape: StagingShape, packed: Packed, plan: StepPlan, spare_slot: int) -> None:
-    """Write the step into a block that has room for it; what is left over is padding."""
+def fill(
+    block: I32,
+    shape: StagingShape,
+    packed: Packed,
+    plan: StepPlan,
+    spare_slot: int,
+    behind: int | None = None,
+) -> None:
+    """Write the step into a block that has room for it; what is left over is padding.
+
+    ``behind``: the row at which prefill rows begin, if not right behind the verify rows.
+    """
+    leading = max(0, packed.verify_rows)
     entries = [(init.slot, init.cached_len, len(init.output) // 4) for init in plan.inits]
     fill_block(
         block,
@@ -118,6 +144,8 @@ def fill(block: I32, shape: StagingShape, packed: Packed, plan: StepPlan, spare_
         spare_slot,
         packed.tokens,
         packed.nodes,
+        leading,
+        0 if behind is None else behind - leading,
         packed.slots,
         packed.kinds,
         packed.starts,

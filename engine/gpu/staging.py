@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ...engine_core.ids import I64
+from ...engine_core.plan import StepPlan
 
 
 class StagingShape(NamedTuple):
@@ -17,6 +18,10 @@ class StagingShape(NamedTuple):
     updates: int
     entries: int
 
+    def holds(self, plan: StepPlan) -> bool:
+        """Whether the plan's page-table changes and new requests have room; rows are not asked."""
+        return len(plan.page_slots) // 4 <= self.updates and len(plan.inits) <= self.entries
+
 
 class StagingViews(NamedTuple):
     """The block's fields, int32 each, on the device.
@@ -25,8 +30,8 @@ class StagingViews(NamedTuple):
     logits count. ``caps`` [R]: drafts of a row that a drafter on the device fills in. ``tokens``
     and ``parents`` [T]: what the host knows of the query tokens (a verify row's first is on the
     device), ``node_index`` [T]: flat tokens of the nodes, the last one repeated. ``counts`` [2]:
-    updates and entries in use. Row fields beyond the step's rows name the spare slot and have no
-    tokens.
+    updates and entries in use. Rows and entries that are not the step's name the spare slot; such
+    rows have no tokens. They stand behind its rows or, in a step with prefill rows, before those.
     """
 
     slots: torch.Tensor

@@ -52,10 +52,10 @@ class DeviceState:
         """Write the step's entries and page-table changes."""
         if len(staging.entry_slots):
             slots = staging.entry_slots.long()
-            self.seq_lens[slots] = staging.entry_lens
-            self.last_tokens[slots] = 0
-            self.out_counts[slots] = staging.entry_outs
-            self.page_table[slots] = 0
+            self.seq_lens.index_copy_(0, slots, staging.entry_lens)
+            self.last_tokens.index_fill_(0, slots, 0)
+            self.out_counts.index_copy_(0, slots, staging.entry_outs)
+            self.page_table.index_fill_(0, slots, 0)
         if len(staging.update_slots):
             apply_page_updates(
                 self.page_table,

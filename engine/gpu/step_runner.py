@@ -2,23 +2,21 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ...engine_core.ids import I32, i32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
-from ..forward_batch import RowGroup
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
-from .device_step import Choice, DeviceStep, StepShape
-from .graphs import StepGraphs, decode_shape, decode_staging
+from .device_step import Choice, DeviceStep
+from .graphs import StepGraphs
+from .launched import Launched, Output, read_answer
 from .marks import Mark, new_mark
 from .packer import Packed, StepPacker, fill
 from .pinned_ring import PinnedRing
-from .staging import StagingShape, field_lengths, split_device
+from .staging import field_lengths, split_device
+from .tier_shapes import exact_shape, exact_staging, tier_shape, tier_staging
 from .tiers import Tier, Tiers
 
 _BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
@@ -28,37 +26,12 @@ _LEAST_S = 1e-7  # times are positive
 _SAMPLED, _LOGPROBS = int(Feature.SAMPLED), int(Feature.LOGPROBS)
 
 
-@dataclass(slots=True)
-class Launched:
-    """A step on its way; its result is complete once ``done`` has passed."""
-
-    plan: StepPlan
-    drafts: HostDrafts | None
-    packed: Packed
-    out: I32
-    rows: int
-    width: int
-    began: Mark
-    done: Mark
-    logprobs: tuple[RowLogprobs, ...]
-    replayed: bool
-    wait_ns: int
-
-
-class Answer(NamedTuple):
-    """A result's arrays: int32[R] and [R, width], and int32 bytes of R rows."""
-
-    lens: I32
-    grid: I32
-    proposed: bytes
-    depths: bytes
-
-
 class GpuStepRunner:
     """Launches steps in order on one stream without waiting for any of them.
 
-    For reports: ``steps``, ``decode_steps`` (of verify rows alone) and ``replays`` count what was
-    launched; ``gap_ns`` is the time between one step's end and the next one's begin on the device.
+    For reports: ``decode_steps`` (of verify rows alone), ``prefill_steps`` (all others) and those
+    of either that replayed a graph count what was launched; ``gap_ns`` is the time between one
+    step's end and the next one's begin on the device.
     ``wait`` waits until the device has passed a step's end.
     """
 
@@ -79,14 +52,24 @@ class GpuStepRunner:
         self._device = device
         pinned = device.type == "cuda"
         self._inputs, self._outputs = PinnedRing(pinned), PinnedRing(pinned)
-        self.steps = self.decode_steps = self.replays = self.gap_ns = 0
+        self.decode_steps = self.replays = self.prefill_steps = self.prefill_replays = 0
+        self.gap_ns = 0
         self._last_done: Mark | None = None
         self._replayed: set[Tier] = set()
 
+    @property
+    def steps(self) -> int:
+        """Steps of either kind."""
+        return self.decode_steps + self.prefill_steps
+
     def capture(self) -> None:
-        """Capture every tier without edits; requests that sample are the rule, edits are not."""
+        """Capture every tier of verify rows without edits, and greedy ones with prefill rows.
+
+        Requests that sample are the rule, edits are not. The largest come first.
+        """
         if self._graphs is not None:
             with torch.inference_mode():
+                self._graphs.capture_all(self._tiers.mixed(sampled=False))
                 self._graphs.capture_all(self._tiers.all(sampled=False))
                 self._graphs.capture_all(self._tiers.all(sampled=True))
 
@@ -96,23 +79,27 @@ class GpuStepRunner:
         self._step.enter(plan)
         features = self._features(packed)
         began = new_mark(self._device)
-        self.steps += 1
-        self.decode_steps += packed.decode_only
-        launched = self._replay(plan, packed, features, began)
-        replayed = launched is not None
+        output = self._replay(plan, packed, features, began)
+        self._count(packed, output is not None)
         logprobs: tuple[RowLogprobs, ...] = ()
-        if launched is None:
-            launched, logprobs = self._run(plan, packed, features, began)
-        out, rows, width = launched
-        self.replays += replayed
-        host = self._outputs.take(len(out))
-        host.copy_(out, non_blocking=True)
+        if output is None:
+            output, logprobs = self._run(plan, packed, features, began)
+        host = self._outputs.take(len(output.out))
+        host.copy_(output.out, non_blocking=True)
         done = new_mark(self._device)
         done.record()
         return Launched(
-            plan, drafts, packed, host.numpy(), rows, width, began, done, logprobs, replayed,
-            wait_ns,
+            plan, drafts, packed, host.numpy(), output.rows, output.width, output.places, began,
+            done, logprobs, wait_ns,
         )  # fmt: skip
+
+    def _count(self, packed: Packed, replayed: bool) -> None:
+        if packed.decode_only:
+            self.decode_steps += 1
+            self.replays += replayed
+        else:
+            self.prefill_steps += 1
+            self.prefill_replays += replayed
 
     def result(self, launched: Launched) -> StepResult:
         """Wait for a step and read what it decided."""
@@ -120,7 +107,7 @@ class GpuStepRunner:
         if self._last_done is not None:
             self.gap_ns += int(self._last_done.elapsed_time(launched.began) * 1e6)
         self._last_done = launched.done
-        packed, answer = launched.packed, self._answer(launched)
+        packed, answer = launched.packed, read_answer(self._step, launched)
         lens, grid = answer.lens, answer.grid
         emitted = grid[np.arange(launched.width) < lens[:, None]]
         errors: tuple[RowError, ...] = ()
@@ -139,17 +126,6 @@ class GpuStepRunner:
             batch_tokens=packed.tokens,
             wait_ns=launched.wait_ns,
         )
-
-    def _answer(self, launched: Launched) -> Answer:
-        packed, rows, drafts = launched.packed, launched.packed.rows, launched.drafts
-        out = self._step.split_output(torch.from_numpy(launched.out), launched.rows, launched.width)
-        proposed = bytes(4 * rows) if drafts is None else drafts.counts
-        depths = packed.depths
-        if out.proposed is not None and out.depths is not None:
-            proposed = (i32(proposed) + out.proposed[:rows].numpy()).tobytes()
-            depths = depths + out.depths[:rows].numpy()
-        lens, grid = out.accept_lens[:rows].numpy(), out.tokens[:rows].numpy()
-        return Answer(lens, grid, proposed, depths.tobytes())
 
     def seconds_of(self, tokens: int, turns: int) -> float:
         """T(tokens): the fastest of some decode-only steps of that many query tokens.
@@ -236,14 +212,14 @@ class GpuStepRunner:
 
     @torch.inference_mode()
     def _timed_run(self, tier: Tier) -> float:
-        staging = decode_staging(tier, self._step.page_size)
+        staging = tier_staging(tier, self._step.page_size)
         block = torch.zeros(sum(field_lengths(staging)), dtype=torch.int32, device=self._device)
         views = split_device(block, staging)
         views.slots.fill_(self._step.state.spare_slot)
         out = self._step.new_output(tier.rows, tier.width)
         torch.cuda.synchronize(self._device)
         began = time.perf_counter()
-        self._step.run(views, decode_shape(tier), out)
+        self._step.run(views, tier_shape(tier), out)
         torch.cuda.synchronize(self._device)
         return time.perf_counter() - began
 
@@ -253,67 +229,49 @@ class GpuStepRunner:
             return 0
         return int(np.bitwise_or.reduce(table.features[packed.slots], initial=0))
 
-    def _replay(
-        self, plan: StepPlan, packed: Packed, features: int, began: Mark
-    ) -> tuple[torch.Tensor, int, int] | None:
-        """Replay the step's graph, if it has one: output, rows and width.
+    def _replay(self, plan: StepPlan, packed: Packed, features: int, began: Mark) -> Output | None:
+        """Replay the step's graph, if it has one.
 
         ``began`` is recorded when the host's part is done: an idle device must not count it.
         """
-        if self._graphs is None or not packed.decode_only or features & _LOGPROBS:
+        if self._graphs is None or packed.verify_rows < 0 or features & _LOGPROBS:
             return None
-        sampled, edits = bool(features & _SAMPLED), bool(features & EDITS)
-        tier = self._tiers.of(packed.rows, packed.tokens, sampled, edits)
-        if tier is None:
+        prefill = packed.prefill
+        tier = self._tiers.of(
+            packed.verify_rows,
+            packed.tokens - prefill.tokens,
+            bool(features & _SAMPLED),
+            bool(features & EDITS),
+            prefill,
+        )
+        if tier is None or not self._graphs.room(tier).holds(plan):
             return None
         graph = self._graphs.get(tier)
-        if len(plan.page_slots) // 4 > graph.staging.updates:
-            return None
         self._replayed.add(tier)
         host = self._inputs.take(len(graph.block))
-        fill(host.numpy(), graph.staging, packed, plan, self._step.state.spare_slot)
+        fill(host.numpy(), graph.staging, packed, plan, self._step.state.spare_slot, tier.rows)
         began.record()
         graph.block.copy_(host, non_blocking=True)
         graph.graph.replay()
-        return graph.out, tier.rows, tier.width
+        return Output(graph.out, tier.all_rows, tier.width, packed.places(tier.rows))
 
     def _run(
         self, plan: StepPlan, packed: Packed, features: int, began: Mark
-    ) -> tuple[tuple[torch.Tensor, int, int], tuple[RowLogprobs, ...]]:
+    ) -> tuple[Output, tuple[RowLogprobs, ...]]:
         """Run the step kernel by kernel, in its exact size."""
-        staging = StagingShape(
-            packed.rows, packed.tokens, len(plan.page_slots) // 4, len(plan.inits)
-        )
+        staging = exact_staging(packed, plan)
         host = self._inputs.take(sum(field_lengths(staging)))
         fill(host.numpy(), staging, packed, plan, self._step.state.spare_slot)
         began.record()
         block = host.to(self._device, non_blocking=True)
-        width = max(1, int(np.diff(packed.node_cu).max()))
-        shape = StepShape(
-            width,
-            self._groups(packed),
-            packed.nodes,
-            width > 1,
-            bool(features & _SAMPLED),
-            bool(features & EDITS),
-        )
+        shape = exact_shape(packed, bool(features & _SAMPLED), bool(features & EDITS))
+        width = shape.width
         out = self._step.new_output(packed.rows, width)
         choice = self._step.run(split_device(block, staging), shape, out)
         logprobs: tuple[RowLogprobs, ...] = ()
         if features & _LOGPROBS and self._step.decides:
             logprobs = self._logprobs(packed, choice, out, width)
-        return (out, packed.rows, width), logprobs
-
-    def _groups(self, packed: Packed) -> tuple[RowGroup, ...]:
-        rows, verify = packed.rows, packed.verify_rows
-        if verify < 0:
-            return (RowGroup(0, rows, int(packed.q_lens.max())),)
-        groups = []
-        if verify:
-            groups.append(RowGroup(0, verify, int(packed.q_lens[:verify].max())))
-        if rows > verify:
-            groups.append(RowGroup(verify, rows, packed.longest))
-        return tuple(groups)
+        return Output(out, packed.rows, width, slice(0, packed.rows)), logprobs
 
     def _logprobs(
         self, packed: Packed, choice: Choice, out: torch.Tensor, width: int

@@ -6,15 +6,18 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...engine_core.draft_config import SpecShape
+from ...engine_core.graph_sizes import CHUNK_ROWS, chunk_rows, chunk_tiers, chunk_tokens
 
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
 class Tier(NamedTuple):
-    """A graph's capacity: rows, query tokens, and the most query tokens of a row.
+    """A graph's capacity: verify rows, query tokens, and the most query tokens of such a row.
 
     ``sampled``: whether acceptance draws with noise where a row asks for it. ``edits``: whether
-    logits are penalised, biased or masked where a row asks for it.
+    logits are penalised, biased or masked where a row asks for it. ``chunks``: prefill rows behind
+    the verify rows, whose tokens are among the ``tokens``: ``longest`` at most, which may all be of
+    one row.
     """
 
     rows: int
@@ -22,6 +25,28 @@ class Tier(NamedTuple):
     width: int
     sampled: bool
     edits: bool = False
+    chunks: int = 0
+    longest: int = 0
+
+    @property
+    def all_rows(self) -> int:
+        """Verify rows and prefill rows."""
+        return self.rows + self.chunks
+
+    @property
+    def nodes(self) -> int:
+        """Query tokens whose logits count: all of verify rows, and a prompt's last one."""
+        return min(self.tokens, self.rows * self.width + self.chunks)
+
+
+class Prefill(NamedTuple):
+    """The prefill rows of a step: how many, and their tokens."""
+
+    rows: int
+    tokens: int
+
+
+NO_PREFILL = Prefill(0, 0)
 
 
 def pass_sizes(tiers: Iterable[Tier], shape: SpecShape) -> set[int]:
@@ -31,9 +56,9 @@ def pass_sizes(tiers: Iterable[Tier], shape: SpecShape) -> set[int]:
     """
     sizes = set()
     for tier in tiers:
-        sizes |= {tier.tokens, tier.rows}
+        sizes |= {tier.tokens, tier.all_rows}
         if shape.topk > 1 and tier.width > 1:
-            sizes |= {tier.rows * shape.topk * level for level in range(1, shape.steps)}
+            sizes |= {tier.all_rows * shape.topk * level for level in range(1, shape.steps)}
     return sizes
 
 
@@ -48,18 +73,34 @@ def ladder(top: int) -> tuple[int, ...]:
 
 
 class Tiers:
-    """All tiers of an engine: ``max_rows`` verify rows of up to ``width`` query tokens."""
+    """All tiers of an engine: ``max_rows`` verify rows of up to ``width`` query tokens, and the
+    same beside up to ``chunk`` prompt tokens.
+    """
 
-    def __init__(self, max_rows: int, width: int) -> None:
+    def __init__(self, max_rows: int, width: int, chunk: int = 0) -> None:
         self.max_rows = max_rows
         self.width = width
+        self._chunk = chunk
         self._rows = ladder(max_rows)
         self._tokens = ladder(max_rows * width)
+        self._chunk_rows = chunk_rows(max_rows)
 
-    def of(self, rows: int, tokens: int, sampled: bool, edits: bool = False) -> Tier | None:
-        """The tier of a step of verify rows; None for more rows than any graph has."""
+    def of(
+        self,
+        rows: int,
+        tokens: int,
+        sampled: bool,
+        edits: bool = False,
+        prefill: Prefill = NO_PREFILL,
+    ) -> Tier | None:
+        """The tier of a step of verify rows, with their tokens, and maybe prefill rows.
+
+        None for more rows or more of a prompt than any graph has.
+        """
         if rows > self.max_rows:
             return None
+        if prefill.rows:
+            return self._mixed(rows, tokens, sampled, edits, prefill)
         room = self._rows[bisect_left(self._rows, rows)]
         if tokens == rows:  # no drafts
             return Tier(room, room, 1, sampled, edits)
@@ -67,7 +108,7 @@ class Tiers:
         return self._wide(room, size, sampled)._replace(edits=edits)
 
     def all(self, sampled: bool = False) -> tuple[Tier, ...]:
-        """Every tier that a step may need, the largest first (so that memory is reused)."""
+        """Every tier of verify rows alone, the largest first (so that memory is reused)."""
         found: set[Tier] = set()
         for fewer, rows in itertools.pairwise((0, *self._rows)):
             found.add(Tier(rows, rows, 1, sampled))
@@ -79,5 +120,31 @@ class Tiers:
                 found.add(self._wide(rows, rows * self.width, sampled))
         return tuple(sorted(found, reverse=True))
 
+    def mixed(self, sampled: bool = False) -> tuple[Tier, ...]:
+        """Every tier of steps with prefill rows, the largest first."""
+        if not self._chunk:
+            return ()
+        found = {
+            self._with_chunks(rows, tokens, width, sampled, False)
+            for width in {1, self.width}
+            for rows, tokens in chunk_tiers(self.max_rows, width, self._chunk)
+        }
+        return tuple(sorted(found, key=lambda tier: (tier.tokens, tier), reverse=True))
+
     def _wide(self, rows: int, tokens: int, sampled: bool) -> Tier:
         return Tier(rows, min(max(tokens, rows), rows * self.width), self.width, sampled)
+
+    def _mixed(
+        self, rows: int, tokens: int, sampled: bool, edits: bool, prefill: Prefill
+    ) -> Tier | None:
+        if prefill.rows > CHUNK_ROWS or prefill.tokens > self._chunk:
+            return None
+        room = self._chunk_rows[bisect_left(self._chunk_rows, rows)]
+        width = 1 if tokens == rows else self.width
+        sizes = chunk_tokens(room * width + self._chunk)
+        size = sizes[bisect_left(sizes, tokens + prefill.tokens)]
+        return self._with_chunks(room, size, width, sampled, edits)
+
+    def _with_chunks(self, rows: int, tokens: int, width: int, sampled: bool, edits: bool) -> Tier:
+        longest = min(tokens, self._chunk)
+        return Tier(rows, tokens, width, sampled, edits, min(CHUNK_ROWS, longest), longest)

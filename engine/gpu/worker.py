@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...engine_core.config import CoreConfig, EngineConfig
+from ...engine_core.graph_sizes import graph_chunk, graph_rows
 from ...engine_core.plan import HostDrafts, StepPlan, StepResult
 from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..agreement import Ranks
@@ -20,10 +21,11 @@ from ..speculative.drafter_maker import make_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
+from .launched import Launched
 from .marks import Mark, wait_unless
 from .packer import StepPacker
 from .state import DeviceState
-from .step_runner import GpuStepRunner, Launched
+from .step_runner import GpuStepRunner
 from .tiers import Tiers, pass_sizes
 
 _TURNS = 3
@@ -57,7 +59,8 @@ class GpuWorker:
         self._info = info
         self._use_graphs = not config.disable_cuda_graph
         self._max_rows = config.max_running_requests
-        self._max_graph_rows = min(config.cuda_graph_max_bs or self._max_rows, self._max_rows)
+        self._max_graph_rows = graph_rows(config)
+        self._chunk = graph_chunk(config)
         self._device = kv.data.device
         decides = ranks is None or ranks.leads
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device, decides)
@@ -68,7 +71,7 @@ class GpuWorker:
         self._kv = kv
         self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)
-        self._reach = 1  # tokens of KV that drafts of a row may write, see decode_staging
+        self._reach = 1  # tokens of KV that drafts of a row may write, see tier_staging
         self._runner = self._make_runner(1)
         self._held: deque[StepPlan] = deque()
         self._launched: deque[Launched] = deque()
@@ -80,7 +83,7 @@ class GpuWorker:
         return self._info
 
     def prepare(self, config: CoreConfig) -> None:
-        """Make the device's drafter and capture every decode-only step that the core may plan."""
+        """Make the device's drafter and capture the steps that the core is expected to plan."""
         page_table = self._step.state.page_table
         drafter = make_drafter(config, page_table, self._model, self._kv, self._draft)
         if drafter is not None:
@@ -94,15 +97,21 @@ class GpuWorker:
     def counts(self) -> DeviceCounts:
         """Steps, replays and the device's idle time since the graphs were captured."""
         runner = self._runner
-        return DeviceCounts(runner.decode_steps, runner.replays, runner.gap_ns)
+        return DeviceCounts(
+            runner.decode_steps,
+            runner.replays,
+            runner.gap_ns,
+            runner.prefill_steps,
+            runner.prefill_replays,
+        )
 
     def set_verify_width(self, width: int) -> None:
         """Verify rows have up to ``width`` query tokens from now on; only while idle.
 
         Chooses the matmuls of such steps, so all graphs are captured anew.
         """
-        tiers = Tiers(self._max_rows, width).all()
-        self._model.tune(tier.tokens for tier in tiers)
+        tiers = Tiers(self._max_rows, width).all() + self._tiers(width).mixed()
+        self._model.tune({size for tier in tiers for size in (tier.tokens, tier.nodes)})
         if self._draft is not None and isinstance(self._draft.net, GpuDraftNet):
             self._draft.net.tune(pass_sizes(tiers, self._draft.shape))
         self._runner = self._make_runner(width)
@@ -113,8 +122,13 @@ class GpuWorker:
 
     def _make_runner(self, width: int) -> GpuStepRunner:
         graphs = StepGraphs(self._step, self._device, self._reach) if self._use_graphs else None
-        tiers = Tiers(self._max_graph_rows, width)
-        return GpuStepRunner(self._step, self._packer, tiers, graphs, self._device, self._wait)
+        return GpuStepRunner(
+            self._step, self._packer, self._tiers(width), graphs, self._device, self._wait
+        )
+
+    def _tiers(self, width: int) -> Tiers:
+        """The tiers of graphs."""
+        return Tiers(self._max_graph_rows, width, self._chunk)
 
     def fail(self, reason: str) -> None:
         """Make ``collect`` raise; only a worker of several ranks notices while it waits."""

@@ -152,6 +152,7 @@ class GpuLayers:
                 config.sliding_windows[index],
                 slots=None if batch.slots is None else batch.slots[group.begin : group.end],
                 max_q=group.max_q,
+                max_tokens=group.max_tokens,
                 max_kv=batch.page_table.shape[1] * kv.page_size,
                 out=context,
                 clear=group is groups[-1],  # the padding behind all rows

@@ -22,7 +22,7 @@ _HEADER = (
 )
 _PREFILL_HEADER = (
     f"{'mode':<12}{'batch':>6}{'tokens':>9}{'chunk':>7}{'steps':>9}{'wall':>9}{'device':>9}"
-    f"{'tokens/s':>12}{'TFLOP/s':>9}{'of matmul':>11}"
+    f"{'tokens/s':>12}{'TFLOP/s':>9}{'of matmul':>11}{'replays':>9}"
 )
 
 
@@ -106,10 +106,12 @@ def _round_line(row: StepRow) -> str:
 
 
 def _prefill_line(row: PrefillRow) -> str:
+    replays = None if row.graph_replays is None else row.graph_replays / row.steps
     return (
         f"{'prefill':<12}{row.batch_size:>6}{row.prompt_tokens:>9}{row.chunk_tokens:>7}"
         f"{row.steps:>9.1f}{row.wall_ms:>9.2f}{row.device_ms:>9.2f}{row.tokens_per_s:>12.0f}"
         f"{shown_rate(row.tflop_per_s):>9}{row.matmul_share:>11.3f}"
+        f"{_optional(replays):>9}"
     )
 
 

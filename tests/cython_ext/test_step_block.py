@@ -39,8 +39,11 @@ def test_arrays_that_are_too_short_are_refused() -> None:
 class Drawn:
     """A step of R rows, T tokens, N nodes, U updates and E entries of made-up numbers."""
 
-    def __init__(self, sizes: tuple[int, ...], capped: bool) -> None:
+    def __init__(
+        self, sizes: tuple[int, ...], capped: bool, leading: int | None = None, gap: int = 0
+    ) -> None:
         self.rows, self.tokens, self.nodes, self.updates, self.entered = sizes
+        self.leading, self.gap = self.rows if leading is None else min(leading, self.rows), gap
         rng = np.random.default_rng(sizes)
 
         def some(count: int, dtype: Any = np.int32) -> Any:
@@ -65,6 +68,7 @@ class Drawn:
             "node_index": self.index, "page_slots": self.pages[0], "page_columns": self.pages[1],
             "page_ids": self.pages[2], "entries": self.entries,
         } | changed  # fmt: skip
+        values = {"leading": self.leading, "gap": self.gap} | values
         fill_block(block, field_edges(shape), 99, self.tokens, self.nodes, **values)
 
     def expected(self, shape: StagingShape) -> dict[str, list[int]]:
@@ -72,24 +76,35 @@ class Drawn:
             found = [] if values is None else [int(value) for value in values]
             return found + [rest] * (room - len(found))
 
+        def apart(values: Any, room: int, rest: int) -> list[int]:
+            found = [rest] * self.rows if values is None else [int(value) for value in values]
+            between = [rest] * self.gap
+            return padded([*found[: self.leading], *between, *found[self.leading :]], room, rest)
+
+        def sums(values: Any, room: int, rest: int) -> list[int]:
+            found = [int(value) for value in values]
+            cut = self.leading + 1
+            between = [found[self.leading]] * self.gap
+            return padded([*found[:cut], *between, *found[cut:]], room, rest)
+
         rows, tokens, updates, entries = shape
         entered = self.entries if self.entries is not None else np.zeros((0, 3), np.int32)
         return {
-            "slots": padded(self.slots, rows, 99),
-            "kinds": padded(self.kinds, rows, RowKind.PREFILL),
-            "starts": padded(self.starts, rows, 0),
-            "caps": padded(self.caps, rows, 0),
-            "cu_q": padded(self.cu_q, rows + 1, self.tokens),
-            "node_cu": padded(self.node_cu, rows + 1, self.nodes),
+            "slots": apart(self.slots, rows, 99),
+            "kinds": apart(self.kinds, rows, RowKind.PREFILL),
+            "starts": apart(self.starts, rows, 0),
+            "caps": apart(self.caps, rows, 0),
+            "cu_q": sums(self.cu_q, rows + 1, self.tokens),
+            "node_cu": sums(self.node_cu, rows + 1, self.nodes),
             "tokens": padded(self.ids, tokens, 0),
             "parents": padded(self.parents, tokens, -1),
             "node_index": padded(self.index, tokens, max(0, self.tokens - 1)),
             "update_slots": padded(self.pages[0], updates, 99),
             "update_columns": padded(self.pages[1], updates, 0),
             "update_pages": padded(self.pages[2], updates, 0),
-            "entry_slots": padded(entered[:, 0], entries, -5),
-            "entry_lens": padded(entered[:, 1], entries, -5),
-            "entry_outs": padded(entered[:, 2], entries, -5),
+            "entry_slots": padded(entered[:, 0], entries, 99),
+            "entry_lens": padded(entered[:, 1], entries, 0),
+            "entry_outs": padded(entered[:, 2], entries, 0),
             "counts": [self.updates, self.entered],
         }
 
@@ -97,12 +112,14 @@ class Drawn:
 SIZES = st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(0, 9), *[st.integers(0, 4)] * 2)
 
 
-@given(SIZES, st.booleans(), st.tuples(*[st.integers(0, 4)] * 4))
-def test_fields_hold_the_step_and_then_padding(
-    sizes: tuple[int, ...], capped: bool, more: tuple[int, ...]
+@given(
+    SIZES, st.booleans(), st.tuples(*[st.integers(0, 4)] * 4), st.integers(0, 5), st.integers(0, 3)
+)
+def test_fields_hold_the_step_and_padding_within_and_behind(
+    sizes: tuple[int, ...], capped: bool, more: tuple[int, ...], leading: int, gap: int
 ) -> None:
-    drawn = Drawn(sizes, capped)
-    room = (drawn.rows, max(drawn.tokens, drawn.nodes), drawn.updates, drawn.entered)
+    drawn = Drawn(sizes, capped, leading, gap)
+    room = (drawn.rows + gap, max(drawn.tokens, drawn.nodes), drawn.updates, drawn.entered)
     shape = StagingShape(*(a + b for a, b in zip(room, more, strict=True)))
     block = np.full(sum(field_lengths(shape)) + 3, -5, dtype=np.int32)
     drawn.fill(block, shape)
@@ -130,6 +147,9 @@ SHAPE = StagingShape(2, 3, 1, 1)
         ({"page_ids": int32([])}, "page_ids: 1 are needed, 0 given"),
         ({"entries": np.zeros((2, 3), np.int32)}, "entries: 2 are needed"),
         ({"entries": np.zeros((1, 2), np.int32)}, "a slot, a length"),
+        ({"gap": 1}, "the padding between them: 3 are needed"),
+        ({"gap": -1}, "rows of padding follow"),
+        ({"leading": 3}, "3 of 2 rows lead"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, Any], says: str) -> None:

@@ -174,21 +174,34 @@ class Driver:
         assert drafts is not None
         init = SlotInit(slot, 2, params, 0, int32(prompt), b"", 0, ())
         chunk = self.chunk(slot, RowKind.PREFILL_LAST, 0, prompt, init)
-        joined = StepPlan(
+        return self.run(*self.joined(verify, drafts, [chunk]))
+
+    def joined(
+        self, verify: StepPlan, drafts: HostDrafts | None, chunks: Sequence[StepPlan]
+    ) -> tuple[StepPlan, HostDrafts | None]:
+        """One step of verify rows and of what the other plans prefill."""
+        plans = [verify, *chunks]
+
+        def field(name: str) -> bytes:
+            return b"".join(getattr(plan, name) for plan in plans)
+
+        plan = StepPlan(
             verify.step,
-            True,
-            verify.slots + chunk.slots,
-            verify.kinds + chunk.kinds,
-            verify.q_caps + chunk.q_caps,
-            verify.starts + chunk.starts,
-            chunk.tokens,
-            chunk.inits,
-            chunk.page_slots,
-            chunk.page_indexes,
-            chunk.page_ids,
+            drafts is not None,
+            field("slots"),
+            field("kinds"),
+            field("q_caps"),
+            field("starts"),
+            field("tokens"),
+            tuple(init for plan in plans for init in plan.inits),
+            field("page_slots"),
+            field("page_indexes"),
+            field("page_ids"),
         )
-        counts = drafts.counts + int32([0])
-        return self.run(joined, HostDrafts(drafts.step, counts, drafts.tokens, drafts.parents))
+        if drafts is None:
+            return plan, None
+        counts = drafts.counts + int32([0] * len(chunks))
+        return plan, HostDrafts(drafts.step, counts, drafts.tokens, drafts.parents)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, drafts: HostDrafts | None = None) -> StepResult:

@@ -1,4 +1,5 @@
-"""Compiles the Triton kernels of drafts for Hopper, which needs no GPU; run as a script.
+"""Compiles the Triton kernels of drafts and of packed prompts for Hopper, which needs no GPU; run
+as a script.
 
 The interpreter takes more than the compiler does: a name of two types, methods of constants.
 """
@@ -19,6 +20,7 @@ from outrider.kernels import (
     draft_state_gpu,
     draft_tree_gpu,
     embedding_gpu,
+    paged_attention_gpu,
     rms_norm_gpu,
 )
 
@@ -93,6 +95,27 @@ def main() -> None:
     compile_one(rms_norm_gpu._rms_norm, norm, GAINS=3, GEMMA=False, **sizes)
     compile_one(add_rms_norm_gpu._add_rms_norm, norm, GEMMA=False, **sizes)
     compile_one(embedding_gpu._embed, norm, **sizes)
+
+    attended = {
+        "h": "query_ptr key_ptr value_ptr out_ptr",
+        "f": "partial_ptr lse_ptr",
+        "l": "positions tree_bits",
+        "i": "cu_q kv_lens page_table slots",
+        "b": "is_tree",
+        "e": "scale soft_cap",
+    }
+    sizes = {
+        "PAGE_SIZE": 16, "GROUP": 2, "KV_HEADS": 2, "HEAD_DIM": 64, "BLOCK_M": 128, "BLOCK_N": 64,
+        "BLOCK_D": 64, "GROUP_BLOCK": 2, "HAS_WINDOW": False, "HAS_CAP": False, "UPCAST": False,
+        "TWO_PHASE": True, "PDL": True,
+    }  # fmt: skip
+    for packed, split in ((0, False), (16, False), (16, True), (1, False)):
+        compile_one(
+            paged_attention_gpu._attend_rows, attended, sinks=None, PACKED_ROWS=packed,
+            SPLIT=split, **sizes,
+        )  # fmt: skip
+    sizes = {"HEADS": 4, "HEAD_DIM": 64, "BLOCK_D": 64, "SPLIT_BLOCK": 2, "PDL": True}
+    compile_one(paged_attention_gpu._merge_splits, attended, **sizes)
 
 
 if __name__ == "__main__":

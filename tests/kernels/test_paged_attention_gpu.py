@@ -291,6 +291,43 @@ def test_the_query_bound_may_exceed_every_row() -> None:
     check(case, max_q=5, tiling=SMALL._replace(splits=2))
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("more", [0, 1, 40])
+def test_tiles_of_all_rows_are_packed(splits: int, more: int) -> None:
+    """Rows of no, one and several tiles in any order, of which few are as long as the bound."""
+    rows = [
+        Row(0, 0),
+        Row(3, 9),
+        Row(21, 1),
+        Row(0, 0),
+        Row(7, 6, tree=True),
+        Row(0, 16),
+        Row(0, 0),
+    ]
+    case = Case(rows, slots=True, padding=more // 4, seed=more + splits)
+    check(case, max_q=20, max_tokens=32 + more, tiling=SMALL._replace(splits=splits))
+
+
+def test_packed_rows_in_a_batchs_middle_leave_the_others_alone() -> None:
+    built = Built(Case([Row(4, 3), Row(9, 5), Row(0, 0), Row(30, 18)], heads=4, kv_heads=2))
+    expected, arguments = built.expected(), built.arguments()
+    for position, cut in ((4, slice(1, None)), (5, slice(1, None)), (8, slice(1, None))):
+        arguments[position] = arguments[position][cut]
+    arguments[6] = arguments[6][1:]
+    for splits in (1, 2):
+        out = torch.full((26, 4, 64), math.nan, device=DEVICE)
+        paged_attention(*arguments, max_q=23, max_tokens=23, out=out, num_splits=splits)
+        assert out[:3].isnan().all()
+        torch.testing.assert_close(out[3:].double().cpu(), expected[3:], atol=2e-5, rtol=2e-5)
+
+
+def test_packed_tilings_count_tiles_of_tokens() -> None:
+    apart = choose_tiling(16, 8, 2048, 128, 2, 8192)
+    packed = choose_tiling(16, 2, 1024, 128, 2, 8192, packed_tokens=1024)
+    assert (apart.splits, packed.splits) == (1, 2)
+    assert apart.block_m == packed.block_m == 128
+
+
 def test_tilings_fill_the_device_without_tiny_splits() -> None:
     assert choose_tiling(1, 8, 4, 128, 2, 2048).splits == 8
     assert choose_tiling(1, 8, 32, 128, 2, 2048).splits == 16

@@ -39,7 +39,10 @@ class GpuBigram(BigramModel):
 
 
 class GpuDriver(Driver):
-    """Poisoned KV, and graphs where there is a GPU (unless ``graphs`` is False)."""
+    """Poisoned KV, and graphs where there is a GPU (unless ``graphs`` is False).
+
+    ``recorder``: makes graphs without a GPU too. ``chunk``: most prompt tokens of a graph.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,9 @@ class GpuDriver(Driver):
         accept_length: float | None = None,
         reduce: Reduce | None = None,
         ranks: Ranks | None = None,
+        recorder: type[StepGraphs] | None = None,
+        width: int = 12,
+        chunk: int = 0,
     ) -> None:
         self.pages = -(-max_tokens // page_size)
         self.kv = KVPool(slots * self.pages, page_size, config, dtype, DEVICE)
@@ -65,8 +71,10 @@ class GpuDriver(Driver):
             model = GpuDecoder(source, config, dtype, DEVICE, reduce, decides)
         self.device_state = DeviceState(slots, self.pages, config.vocab_size, DEVICE, decides)
         step = DeviceStep(model, self.kv, self.device_state, accept_length, ranks=ranks)
-        captured = StepGraphs(step, DEVICE) if graphs and DEVICE.type == "cuda" else None
-        self.graphs, self.tiers = captured, Tiers(slots, 12)
+        if recorder is None and DEVICE.type == "cuda":
+            recorder = StepGraphs
+        captured = recorder(step, DEVICE) if graphs and recorder is not None else None
+        self.graphs, self.tiers = captured, Tiers(slots, width, chunk)
         self.gpu_runner = GpuStepRunner(
             step, StepPacker(slots, config.vocab_size), self.tiers, captured, DEVICE
         )

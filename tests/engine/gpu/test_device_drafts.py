@@ -329,3 +329,4 @@ def test_drafting_steps_replay_their_graphs(decoder: tuple[Path, ModelConfig], s
     assert got == wanted
     counts = worker.counts
     assert counts.replays == counts.decode_steps > 0
+    assert counts.prefill_replays == counts.prefill_steps > 0

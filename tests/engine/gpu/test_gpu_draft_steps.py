@@ -20,6 +20,7 @@ from outrider.engine.weights import Checkpoint
 from outrider.engine_core.assembly import Assembly
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
 from outrider.engine_core.draft_config_json import load_draft_config
+from outrider.engine_core.graph_sizes import graph_chunk
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.sampling_params import SamplingParams
@@ -67,12 +68,16 @@ def load(models: Models, algorithm: DraftAlgorithm, target: GpuDecoder) -> Draft
 
 @contextmanager
 def started(
-    models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape, page_size: int = 16
+    models: Models,
+    algorithm: DraftAlgorithm | None,
+    shape: SpecShape,
+    page_size: int = 16,
+    disable_cuda_graph: bool = DEVICE.type == "cpu",
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     known = load_model_config(models.target)
     target = GpuDecoder(Checkpoint(models.target), known, DTYPE, DEVICE)
     flags: dict[str, Any] = {"page_size": page_size, "chunked_prefill_size": 9}
-    flags["disable_cuda_graph"] = DEVICE.type == "cpu"
+    flags["disable_cuda_graph"] = disable_cuda_graph
     if algorithm is not None:
         flags |= {
             "speculative_algorithm": algorithm,
@@ -140,6 +145,6 @@ def test_a_drafts_matmuls_are_chosen_for_its_passes(
     sizes: list[int] = []
     monkeypatch.setattr(GpuDraft, "tune", lambda _, rows: sizes.extend(rows))
     with started(models, "EAGLE3", shape) as (assembly, _):
-        rows = assembly.core.scheduler.config.engine.max_running_requests
-    tiers = Tiers(rows, shape.num_draft_tokens).all()
-    assert sorted(sizes) == sorted(pass_sizes(tiers, shape))
+        config = assembly.core.scheduler.config.engine
+    tiers = Tiers(config.max_running_requests, shape.num_draft_tokens, graph_chunk(config))
+    assert sorted(sizes) == sorted(pass_sizes(tiers.all() + tiers.mixed(), shape))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.gpu.graphs import decode_staging
+from outrider.engine.gpu.tier_shapes import tier_staging
 from outrider.engine.gpu.tiers import Tiers
 from outrider.engine_core.ids import RowKind, i32
 from outrider.engine_core.plan import StepPlan
@@ -57,7 +57,7 @@ def test_every_decode_step_has_room_for_its_pages(
         tier = tiers.of(plan.num_rows, int(i32(plan.q_caps).sum()), False)
         assert tier is not None
         pages = len(i32(plan.page_slots))
-        assert pages <= decode_staging(tier, page_size, max(1, reach)).updates
-        narrow += pages > decode_staging(tier, page_size).updates
+        assert pages <= tier_staging(tier, page_size, max(1, reach)).updates
+        narrow += pages > tier_staging(tier, page_size).updates
     assert len(worker.decode_plans) > 10
     assert (narrow > 0) == (reach > 0), "where drafts reach further, the width alone is too little"

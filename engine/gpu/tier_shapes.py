@@ -1,0 +1,63 @@
+"""What a step's launches and its staging block look like: for a tier, and for one step exactly."""
+
+import numpy as np
+
+from ...engine_core.plan import StepPlan
+from ..forward_batch import RowGroup
+from .device_step import StepShape
+from .packer import Packed
+from .staging import StagingShape
+from .tiers import Tier
+
+_SPARE_UPDATES = 16  # page-table changes that rows need beyond what a step's tokens explain
+_ENTRY_UPDATES = 1024  # of requests that enter: their whole prompts' pages, cached ones too
+
+
+def tier_shape(tier: Tier) -> StepShape:
+    """The launches of a tier's steps."""
+    groups: tuple[RowGroup, ...] = (RowGroup(0, tier.rows, tier.width),)
+    if tier.chunks:
+        groups += (RowGroup(tier.rows, tier.all_rows, tier.longest, tier.longest),)
+    return StepShape(
+        tier.width,
+        groups,
+        tier.nodes if tier.chunks else None,
+        tier.width > 1,
+        tier.sampled,
+        tier.edits,
+    )
+
+
+def tier_staging(tier: Tier, page_size: int, reach: int = 1) -> StagingShape:
+    """Room for a tier's step, with a verify row's new pages and those of requests that enter.
+
+    ``reach``: tokens from a row's first on that drafts write KV for, where that is more than the
+    verify row itself. A row's first verify step is given pages for all of them at once.
+    """
+    pages = 1 + -(-max(tier.width, reach) // page_size)
+    updates = pages * tier.rows + _SPARE_UPDATES + (_ENTRY_UPDATES if tier.chunks else 0)
+    return StagingShape(tier.all_rows, tier.tokens, updates, tier.chunks)
+
+
+def exact_shape(packed: Packed, sampled: bool, edits: bool) -> StepShape:
+    """The launches of this very step."""
+    width = max(1, int(np.diff(packed.node_cu).max()))
+    nodes = None if packed.nodes == packed.tokens else packed.nodes
+    return StepShape(width, _groups(packed), nodes, width > 1, sampled, edits)
+
+
+def exact_staging(packed: Packed, plan: StepPlan) -> StagingShape:
+    """Room for this very step."""
+    return StagingShape(packed.rows, packed.tokens, len(plan.page_slots) // 4, len(plan.inits))
+
+
+def _groups(packed: Packed) -> tuple[RowGroup, ...]:
+    rows, verify = packed.rows, packed.verify_rows
+    if verify < 0:
+        return (RowGroup(0, rows, int(packed.q_lens.max())),)
+    groups = []
+    if verify:
+        groups.append(RowGroup(0, verify, int(packed.q_lens[:verify].max())))
+    if rows > verify:
+        groups.append(RowGroup(verify, rows, packed.longest))
+    return tuple(groups)
