@@ -18,7 +18,7 @@ in float32.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -43,6 +43,9 @@ from exactness import (
 from outrider.engine_core.config import EngineConfig
 
 Outputs = dict[str, list[int]]
+Record = dict[str, object]
+# Keeps the records of a dtype so far, so that a run that is ended early leaves what it has seen.
+Save = Callable[[str, list[Record]], None]
 Source = Literal["cpu", "gpu", "both"]
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
@@ -125,11 +128,17 @@ def engine_config(case: Case, device: Device, dtype: Dtype) -> EngineConfig:
 
 
 def compare(
-    prompts: Sequence[Prompt], device: Device, dtype: Dtype, gap: GapOf, cases: Sequence[Case]
-) -> tuple[list[dict[str, object]], Outputs, list[list[Divergence]]]:
+    prompts: Sequence[Prompt],
+    device: Device,
+    dtype: Dtype,
+    gap: GapOf,
+    cases: Sequence[Case],
+    save: Save,
+) -> tuple[list[Record], Outputs, list[list[Divergence]]]:
     """Every case against the first: records, the reference, and the differences by case."""
     reference: Outputs = {}
-    records, all_found = [], []
+    records: list[Record] = []
+    all_found = []
     for case in cases:
         passes, aborts = (2, ABORTS) if case.again else (1, 0)
         outputs, figures = run_passes(engine_config(case, device, dtype), prompts, passes, aborts)
@@ -137,7 +146,7 @@ def compare(
         found = [d for each in outputs for d in divergences(prompts, reference, each, gap)]
         all_found.append(found)
         some = case.speculation
-        record: dict[str, object] = {
+        record: Record = {
             "algorithm": "NONE" if some is None else some.algorithm,
             "shape": None if some is None else some.shape,
             "source": case.source if some is NGRAM else None,
@@ -152,14 +161,20 @@ def compare(
         }
         records.append(record)
         print(dtype, json.dumps(record), flush=True)
+        save(dtype, records)
     return records, reference, all_found
 
 
 def check_single(
-    prompts: Sequence[Prompt], device: Device, gap: GapOf, cases: Sequence[Case], on_cpu: bool
+    prompts: Sequence[Prompt],
+    device: Device,
+    gap: GapOf,
+    cases: Sequence[Case],
+    on_cpu: bool,
+    save: Save,
 ) -> tuple[dict[str, object], bool]:
     """O1, and with ``on_cpu`` that the CPU agrees: what is reported, and whether it holds."""
-    records, reference, found = compare(prompts, device, "float32", gap, cases)
+    records, reference, found = compare(prompts, device, "float32", gap, cases, save)
     differences = [d for each in found for d in each]
     tokens = sum(int(str(record["tokens"])) for record in records)
     failures = [d._asdict() for d in differences if not d.tie]
@@ -186,11 +201,11 @@ def check_single(
 
 
 def check_half(
-    prompts: Sequence[Prompt], device: Device, gap: GapOf, cases: Sequence[Case]
+    prompts: Sequence[Prompt], device: Device, gap: GapOf, cases: Sequence[Case], save: Save
 ) -> tuple[dict[str, object], bool]:
     """O2: what is reported, and whether it holds."""
     cases = [*cases, *(Case(None, batch, 1) for batch in ROUNDING)]
-    records, _, found = compare(prompts, device, "bfloat16", gap, cases)
+    records, _, found = compare(prompts, device, "bfloat16", gap, cases, save)
     pairs = list(zip(cases, found, strict=True))
     plain = [(case.batch, d) for case, each in pairs if case.speculation is None for d in each]
     drafted = [d for case, each in pairs if case.speculation is not None for d in each]
@@ -238,14 +253,19 @@ def main() -> int:
         "engines": len(cases) * len(dtypes) + len(ROUNDING) * ("bfloat16" in dtypes),
     }
     ok = True
+
+    def save(dtype: str, records: list[Record]) -> None:
+        so_far = report | {dtype: {"records": records}, "ok": None, "complete": False}
+        args.json.write_text(json.dumps(so_far, indent=1) + "\n")
+
     if "float32" in dtypes:
         on_cpu = args.device == "cuda" and "plain" in args.only
-        found, good = check_single(prompts, args.device, gap, cases, on_cpu)
+        found, good = check_single(prompts, args.device, gap, cases, on_cpu, save)
         report, ok = report | found, ok and good
     if "bfloat16" in dtypes:
-        found, good = check_half(prompts, args.device, gap, cases)
+        found, good = check_half(prompts, args.device, gap, cases, save)
         report, ok = report | found, ok and good
-    report["ok"] = ok
+    report |= {"ok": ok, "complete": True}
     args.json.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({k: report.get(k) for k in ("float32_failures", "against_cpu", "ok")}))
     return 0 if ok else 1

@@ -30,7 +30,7 @@ from exactness import (
     load_prompts,
     run_config,
 )
-from exactness_gpu import ROUNDING
+from exactness_gpu import ROUNDING, Record, Save
 
 from outrider.engine_core.config import EngineConfig
 
@@ -72,15 +72,20 @@ def engine_config(case: Case, device: Literal["cpu", "cuda"], dtype: Dtype) -> E
 
 
 def run_all(
-    prompts: list[Prompt], ranks: int, device: Literal["cpu", "cuda"], dtype: Dtype, gap: GapOf
-) -> tuple[list[dict[str, object]], dict[Case, Outputs]]:
+    prompts: list[Prompt],
+    ranks: int,
+    device: Literal["cpu", "cuda"],
+    dtype: Dtype,
+    gap: GapOf,
+    save: Save,
+) -> tuple[list[Record], dict[Case, Outputs]]:
     """Outputs by case, and a record each with its differences from the reference."""
     outputs: dict[Case, Outputs] = {}
-    records: list[dict[str, object]] = []
+    records: list[Record] = []
     for case in [*cases(ranks), *(rounding_cases() if dtype == "bfloat16" else [])]:
         outputs[case], figures = run_config(engine_config(case, device, dtype), prompts)
         found = divergences(prompts, outputs[cases(ranks)[0]], outputs[case], gap)
-        record: dict[str, object] = {
+        record: Record = {
             **case._asdict(),
             "tokens": sum(map(len, outputs[case].values())),
             "differences": len(found),
@@ -90,6 +95,7 @@ def run_all(
         }
         records.append(record)
         print(dtype, json.dumps(record), flush=True)
+        save(dtype, records)
     return records, outputs
 
 
@@ -138,8 +144,13 @@ def main() -> int:
         "ranks": args.tp_size,
         "prompts": len(prompts),
     }
+
+    def save(dtype: str, records: list[Record]) -> None:
+        so_far = report | {dtype: {"records": records}, "ok": None, "complete": False}
+        args.json.write_text(json.dumps(so_far, indent=1) + "\n")
+
     for dtype in dtypes:
-        records, outputs = run_all(prompts, args.tp_size, args.device, dtype, gap)
+        records, outputs = run_all(prompts, args.tp_size, args.device, dtype, gap, save)
         half: dict[str, object] = {}
         if dtype == "float32":
             tokens = sum(int(str(record["tokens"])) for record in records)
@@ -150,7 +161,7 @@ def main() -> int:
             half = check_half(prompts, args.tp_size, outputs, gap)
             ok &= not half["ngram_beyond_epsilon"] and not half["ranks_beyond_epsilon"]
         report[dtype] = {"records": records, **half}
-    report["ok"] = ok
+    report |= {"ok": ok, "complete": True}
     args.json.write_text(json.dumps(report, indent=1) + "\n")
     print("ok" if ok else "FAILED")
     return 0 if ok else 1
