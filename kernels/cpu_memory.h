@@ -17,10 +17,11 @@ static void *cpu_allocate(size_t bytes)
 {
     size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
     void *memory = NULL;
-    if (posix_memalign(&memory, align, (bytes + align - 1) / align * align))
+    bytes = (bytes + align - 1) / align * align;
+    if (posix_memalign(&memory, align, bytes))
         return NULL;
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (bytes >= HUGE_PAGE)
+    if (align == HUGE_PAGE)
         madvise(memory, bytes, MADV_HUGEPAGE);
 #endif
     memset(memory, 0, bytes);
