@@ -30,7 +30,7 @@ from outrider.engine.weights import Checkpoint
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.model_path import resolve_model
-from outrider.kernels.decoder_cpu import instruction_sets, measure_stream_bandwidth
+from outrider.kernels.native_cpu import instruction_sets, measure_stream_bandwidth
 
 STEPS = (2, 3, 4, 5, 6)
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine_core.model_config import ModelConfig
-from ...kernels.decoder_cpu import Arena, PackedMatrix
+from ...kernels.matrices_cpu import Arena, PackedMatrix
 from .decoder_weights import LayerBody
 
 Weights = NDArray[np.uint16] | NDArray[np.float32]

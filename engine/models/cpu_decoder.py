@@ -5,7 +5,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine_core.model_config import ModelConfig
-from ...kernels.decoder_cpu import Arena, CpuDecoder, PackedMatrix
+from ...kernels.decoder_cpu import CpuDecoder
+from ...kernels.matrices_cpu import Arena, PackedMatrix
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable

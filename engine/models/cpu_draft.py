@@ -5,14 +5,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine_core.draft_config import DraftConfig
-from ...kernels.decoder_cpu import (
-    Arena,
-    CpuDraft,
-    PackedMatrix,
-    linear,
-    rms_norm,
-    rms_norm_chunks,
-)
+from ...kernels.draft_cpu import CpuDraft
+from ...kernels.matrices_cpu import Arena, PackedMatrix, linear, rms_norm, rms_norm_chunks
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable

@@ -14,7 +14,7 @@ from outrider.engine.models.draft_net import ChainRows
 from outrider.engine.models.loader import load_model
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
-from outrider.kernels.decoder_cpu import instruction_sets
+from outrider.kernels.native_cpu import instruction_sets
 
 from .draft_checkpoints import DRAFTS
 from .steps import Pages, Query, Sequence, make_batch

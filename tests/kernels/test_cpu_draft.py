@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from outrider.kernels.decoder_cpu import CpuDraft, PackedMatrix
+from outrider.kernels.draft_cpu import CpuDraft
+from outrider.kernels.matrices_cpu import PackedMatrix
 
 HIDDEN, INNER, DIM, VOCAB, SLOTS = 16, 24, 8, 11, 6
 
