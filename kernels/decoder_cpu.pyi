@@ -42,7 +42,7 @@ class CpuDecoder(Layers):
         """Run a ForwardBatch: write ``hidden`` [T, H] after the final norm and the new KV.
 
         ``kv`` [layers, 2, slots, kv heads, head_dim]; ``cos``, ``sin`` [positions, head_dim / 2];
-        ``captured`` [captured layers, T, H] gets the stream that enters each of the ascending
+        ``captured`` [T, A * H] gets, side by side, the streams that enter the A ascending
         ``capture_layers``. Raises ValueError naming a wrong argument.
         """
 

@@ -38,7 +38,7 @@ cdef class CpuDecoder(Layers):
         const int32_t[:, ::1] page_table, const int64_t[::1] tree_bits,
         const uint8_t[::1] is_tree, float[:, :, :, :, ::1] kv, int64_t page_size,
         const float[:, ::1] cos, const float[:, ::1] sin, const int64_t[::1] capture_layers,
-        float[:, :, ::1] captured, float[:, ::1] hidden,
+        float[:, ::1] captured, float[:, ::1] hidden,
     ):
         """One pass through the stack."""
         cdef decoder_cache cache
@@ -50,10 +50,8 @@ cdef class CpuDecoder(Layers):
             raise RuntimeError("set_head comes first")
         check_rows(hidden, "hidden", tokens, self.c.hidden)
         if num_capture:
-            if (captured.shape[0] != num_capture or captured.shape[1] != tokens
-                    or captured.shape[2] != self.c.hidden):
-                raise ValueError("captured: must be [captured layers, tokens, hidden_size]")
-            captured_data, capture_data = &captured[0, 0, 0], &capture_layers[0]
+            check_rows(captured, "captured", tokens, num_capture * self.c.hidden)
+            captured_data, capture_data = &captured[0, 0], &capture_layers[0]
         batch = self.prepare(input_ids, positions, kv_slots, cu_q, kv_lens, page_table, tree_bits,
                              is_tree, kv, page_size, cos, sin, &cache)
         self.busy = True

@@ -1,4 +1,4 @@
-"""The layers of a draft, its passes and chains; see native_cpu.pyi."""
+"""The layers of a draft and its passes; see native_cpu.pyi."""
 
 from typing import final
 
@@ -50,35 +50,4 @@ class CpuDraft(Layers):
         ``head_input`` [T, H] gets what the final norm makes of it. They are written for the tokens
         ``asked`` [N] and perhaps for others: of the rest the last layer computes keys and values
         alone. Raises ValueError naming a wrong argument.
-        """
-
-    def set_head(
-        self, head: PackedMatrix, token_ids: NDArray[np.int64] | None, norm_output: bool
-    ) -> None:
-        """Install what ``chain`` needs behind the layers, after ``set_ends``.
-
-        ``token_ids`` int64[Vd]: the target's id of each output of ``head`` [Vd, H]. The head reads
-        what the final norm gives, or the stream without one; ``norm_output``: the next pass takes
-        in the normed stream instead of the stream.
-        """
-
-    def chain(
-        self,
-        slots: NDArray[np.int32],
-        caps: NDArray[np.int32],
-        seq_lens: NDArray[np.int32],
-        page_table: NDArray[np.int32],
-        ids: NDArray[np.int64],
-        kv: NDArray[np.float32],
-        page_size: int,
-        cos: NDArray[np.float32],
-        sin: NDArray[np.float32],
-        hidden: NDArray[np.float32],
-        drafts: NDArray[np.int64],
-    ) -> None:
-        """Write drafts [N, R]: N passes of one token a row, each continued by its argmax.
-
-        Row r of ``slots`` [R] runs pass i at seq_lens[slot] + i over the slot's pages of
-        ``page_table`` [S, P]; with no room in ``caps`` [R] at place 0 of page 0. The first pass
-        takes in ``ids`` [R] and ``hidden`` [R, H]. Raises ValueError naming a wrong argument.
         """
