@@ -51,6 +51,7 @@ class Bench:
         for pool in (self.kv, self.draft_kv):
             pool.data.normal_()
         self.context, self.config = context, config
+        self.alone = make_batch(1, 1, context)
         self.layers = found.feature_layers or ()
         table = torch.arange(1, pages + 1, dtype=torch.int32)[None]
         lengths = torch.tensor([context], dtype=torch.int32)
@@ -59,8 +60,7 @@ class Bench:
 
     def plain(self) -> None:
         """A step of plain decoding."""
-        batch = make_batch(1, 1, self.context)
-        self.target.logits(self.target.forward(batch, self.kv))
+        self.target.logits(self.target.forward(self.alone, self.kv))
 
     def parts(self, steps: int) -> dict[str, Callable[[], object]]:
         """The parts of a round."""
