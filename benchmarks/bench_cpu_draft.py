@@ -28,7 +28,7 @@ from outrider.engine_core.draft_config import DraftAlgorithm, DraftConfig
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.model_path import resolve_model
-from outrider.kernels.decoder_cpu import measure_stream_bandwidth
+from outrider.kernels.native_cpu import measure_stream_bandwidth
 
 TOKENS = (1, 2, 6, 16)
 ALGORITHMS: dict[DraftAlgorithm, str] = {

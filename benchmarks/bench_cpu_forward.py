@@ -24,7 +24,7 @@ from outrider.engine.kv_pool import KVPool, bytes_per_token
 from outrider.engine.models import Model, load_model
 from outrider.engine_core.model_config import ModelConfig, load_model_config
 from outrider.engine_core.model_path import resolve_model
-from outrider.kernels.decoder_cpu import measure_multiply_add_rate, measure_stream_bandwidth
+from outrider.kernels.native_cpu import measure_multiply_add_rate, measure_stream_bandwidth
 
 CHAINS = (1, 2, 4, 8, 12, 16, 32, 64, 384)
 BATCHES = (8, 32)

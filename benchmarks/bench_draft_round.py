@@ -25,12 +25,13 @@ from outrider.engine.models.cpu_arrays import InstructionSet
 from outrider.engine.models.cpu_decoder import NativeDecoder
 from outrider.engine.models.cpu_draft import NativeDraft
 from outrider.engine.models.draft_loader import read_weights
-from outrider.engine.models.draft_net import ChainRows
+from outrider.engine.models.draft_net import AcceptedRows, ChainRows, ChainState
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core.draft_config_json import load_draft_config
+from outrider.engine_core.ids import RowKind
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.model_path import resolve_model
-from outrider.kernels.decoder_cpu import instruction_sets, measure_stream_bandwidth
+from outrider.kernels.native_cpu import instruction_sets, measure_stream_bandwidth
 
 STEPS = (2, 3, 4, 5, 6)
 CPU = torch.device("cpu")
@@ -50,36 +51,39 @@ class Bench:
         for pool in (self.kv, self.draft_kv):
             pool.data.normal_()
         self.context, self.config = context, config
+        self.alone = make_batch(1, 1, context)
         self.layers = found.feature_layers or ()
         table = torch.arange(1, pages + 1, dtype=torch.int32)[None]
         lengths = torch.tensor([context], dtype=torch.int32)
         one = torch.ones(1, dtype=torch.int32)
-        self.rows = ChainRows(one - 1, one, lengths, table)
+        self.slot, self.lengths, self.table, self.one = one - 1, lengths, table, one
 
     def plain(self) -> None:
         """A step of plain decoding."""
-        batch = make_batch(1, 1, self.context)
-        self.target.logits(self.target.forward(batch, self.kv))
+        self.target.logits(self.target.forward(self.alone, self.kv))
 
     def parts(self, steps: int) -> dict[str, Callable[[], object]]:
         """The parts of a round."""
-        batch, wanted = (make_batch(1, steps + 1, self.context, last) for last in (False, True))
+        batch, one = make_batch(1, steps + 1, self.context), self.one
         hidden, features = self.target.forward_capture(batch, self.kv, self.layers)
         hidden, features = hidden.clone(), features.clone()
-        first = self.net.fuse(features)[:1].clone()
-        drafts = torch.zeros(steps - 1, 1, dtype=torch.int64)
-
-        def align() -> None:
-            out = self.net.forward(wanted, self.net.fuse(features), self.draft_kv)
-            self.net.logits(out.head_input[-1:])
-
+        state = ChainState(torch.full((1, 1), 7), self.net.fuse(features)[:1].clone())
+        nodes, cu = torch.zeros(2, steps + 1, dtype=torch.int32), one.new_tensor((0, steps + 1))
+        rows = ChainRows(
+            self.slot, one * steps, self.lengths, self.table, cu, nodes[0], nodes[1],
+            one.clone(), one.clone(),
+        )  # fmt: skip
+        path = torch.arange(steps + 1, dtype=torch.int32)[None]
+        prompts = one.new_zeros(1, 1)
+        kinds = torch.full((1,), RowKind.VERIFY, dtype=torch.uint8)
+        accepted = AcceptedRows(
+            self.slot, kinds, self.lengths, one * (steps + 1), path, path, batch, features, prompts
+        )
         return {
             "verify": lambda: self.target.forward_capture(batch, self.kv, self.layers),
             "logits": lambda: self.target.logits(hidden),
-            "align": align,
-            "chain": lambda: self.net.chain(
-                self.rows, torch.tensor([7]), first, self.draft_kv, drafts
-            ),
+            "align": lambda: self.net.follow(accepted, state, self.draft_kv),
+            "chain": lambda: self.net.draft(rows, state, self.draft_kv, steps),
         }
 
     def floors(self, bandwidth: float) -> tuple[float, float, float]:

@@ -201,14 +201,13 @@ def assemble(
     need("cu_q_out", cu_q_out.shape[0], rows + 1, False)
     need("kv_lens_out", kv_lens_out.shape[0], rows, False)
     need("is_tree_out", is_tree_out.shape[0], rows, False)
-    with nogil:
-        for row in range(rows):
-            ok = row_fits(
-                &report, row, page_table, page_size, slots[row], starts[row], q_lens[row]
-            )
-            if not ok:
-                break
-            total += q_lens[row]
+    for row in range(rows):
+        ok = row_fits(
+            &report, row, page_table, page_size, slots[row], starts[row], q_lens[row]
+        )
+        if not ok:
+            break
+        total += q_lens[row]
     if not ok:
         explain(&report)
     need("positions_out", positions_out.shape[0], total, False)
@@ -219,11 +218,10 @@ def assemble(
         need("parents", parents.shape[0], total, True)
         if total > 0:
             parents_ptr = &parents[0]
-    with nogil:
-        ok = fill(
-            &report, slots, q_lens, starts, parents_ptr, page_table, page_size, positions_out,
-            kv_slots_out, row_of_token_out, cu_q_out, kv_lens_out, tree_bits_out, is_tree_out,
-        )
+    ok = fill(
+        &report, slots, q_lens, starts, parents_ptr, page_table, page_size, positions_out,
+        kv_slots_out, row_of_token_out, cu_q_out, kv_lens_out, tree_bits_out, is_tree_out,
+    )
     if not ok:
         explain(&report)
     return total
@@ -307,10 +305,9 @@ def compact_accepted(
         )
     need("src_out", src_out.shape[0], accept_idx.shape[0], False)
     need("dst_out", dst_out.shape[0], accept_idx.shape[0], False)
-    with nogil:
-        moves = compact(
-            &report, slots, starts, page_table, page_size, accept_cu, accept_idx, src_out, dst_out
-        )
+    moves = compact(
+        &report, slots, starts, page_table, page_size, accept_cu, accept_idx, src_out, dst_out
+    )
     if moves < 0:
         explain(&report)
     return moves

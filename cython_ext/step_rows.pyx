@@ -4,6 +4,9 @@
 
 A *node* is a query token whose logits decide something: every token of a verify row, the last
 token of a prompt's last chunk, none of the other chunks.
+
+The GIL is kept here and in the step's other index work: given up for microseconds in front of a
+forward pass, it comes back only when the thread that plans the next step is done.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -166,57 +169,56 @@ def resolve_rows(
     taken.tokens = taken.nodes = taken.prompt = taken.drafts = 0
     taken.branches = False
     node_cu_out[0] = 0
-    with nogil:
-        for row in range(rows):
-            if slots[row] < 0 or slots[row] >= seq_lens.shape[0]:
-                ok = fail(&report, RowFault.SLOT, row, slots[row], seq_lens.shape[0])
+    for row in range(rows):
+        if slots[row] < 0 or slots[row] >= seq_lens.shape[0]:
+            ok = fail(&report, RowFault.SLOT, row, slots[row], seq_lens.shape[0])
+            break
+        count = 0 if counts is None else counts[row]
+        depths_out[row] = 0
+        if kinds[row] == VERIFY:
+            if q_caps[row] < 1:
+                ok = fail(&report, RowFault.LENGTH, row, q_caps[row], 1)
                 break
-            count = 0 if counts is None else counts[row]
-            depths_out[row] = 0
-            if kinds[row] == VERIFY:
-                if q_caps[row] < 1:
-                    ok = fail(&report, RowFault.LENGTH, row, q_caps[row], 1)
-                    break
-                if count < 0 or count > min(q_caps[row] - 1, <int32_t>MAX_DRAFTS):
-                    ok = fail(
-                        &report, RowFault.COUNT, row, count,
-                        min(q_caps[row] - 1, <int32_t>MAX_DRAFTS),
-                    )
-                    break
-                if taken.drafts + count > drafts:
-                    ok = fail(&report, RowFault.DRAFTS, row, taken.drafts + count, drafts)
-                    break
-                starts_out[row] = seq_lens[slots[row]]
-                length = width = count + 1
-                input_ids_out[taken.tokens] = last_tokens[slots[row]]
-                parents_out[taken.tokens] = -1
-                if count:
-                    ok = take_tree(
-                        &report, &taken, row, count, draft_ptr + taken.drafts,
-                        tree_ptr + taken.drafts, vocab_size, &input_ids_out[taken.tokens],
-                        &parents_out[taken.tokens], &depths_out[row],
-                    )
-            elif kinds[row] <= PREFILL_LAST:
-                if count:
-                    ok = fail(&report, RowFault.COUNT, row, count, 0)
-                    break
-                starts_out[row] = starts[row]
-                length = q_caps[row]
-                width = kinds[row]
-                ok = take_chunk(
-                    &report, &taken, row, length, tokens, vocab_size,
-                    &input_ids_out[taken.tokens], &parents_out[taken.tokens],
+            if count < 0 or count > min(q_caps[row] - 1, <int32_t>MAX_DRAFTS):
+                ok = fail(
+                    &report, RowFault.COUNT, row, count,
+                    min(q_caps[row] - 1, <int32_t>MAX_DRAFTS),
                 )
-            else:
-                ok = fail(&report, RowFault.KIND, row, kinds[row], VERIFY)
-            if not ok:
                 break
-            q_lens_out[row] = length
-            taken.tokens += length
-            for i in range(width):
-                logits_index_out[taken.nodes + i] = taken.tokens - width + i
-            taken.nodes += width
-            node_cu_out[row + 1] = <int32_t>taken.nodes
+            if taken.drafts + count > drafts:
+                ok = fail(&report, RowFault.DRAFTS, row, taken.drafts + count, drafts)
+                break
+            starts_out[row] = seq_lens[slots[row]]
+            length = width = count + 1
+            input_ids_out[taken.tokens] = last_tokens[slots[row]]
+            parents_out[taken.tokens] = -1
+            if count:
+                ok = take_tree(
+                    &report, &taken, row, count, draft_ptr + taken.drafts,
+                    tree_ptr + taken.drafts, vocab_size, &input_ids_out[taken.tokens],
+                    &parents_out[taken.tokens], &depths_out[row],
+                )
+        elif kinds[row] <= PREFILL_LAST:
+            if count:
+                ok = fail(&report, RowFault.COUNT, row, count, 0)
+                break
+            starts_out[row] = starts[row]
+            length = q_caps[row]
+            width = kinds[row]
+            ok = take_chunk(
+                &report, &taken, row, length, tokens, vocab_size,
+                &input_ids_out[taken.tokens], &parents_out[taken.tokens],
+            )
+        else:
+            ok = fail(&report, RowFault.KIND, row, kinds[row], VERIFY)
+        if not ok:
+            break
+        q_lens_out[row] = length
+        taken.tokens += length
+        for i in range(width):
+            logits_index_out[taken.nodes + i] = taken.tokens - width + i
+        taken.nodes += width
+        node_cu_out[row + 1] = <int32_t>taken.nodes
     if not ok:
         explain(&report)
     if taken.prompt != tokens.shape[0] or taken.drafts != drafts:

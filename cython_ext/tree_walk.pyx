@@ -81,22 +81,21 @@ def walk(
     need("emitted_out", emitted_out.shape[0], node_cu[rows])
     accept_cu_out[0] = 0
     out.scattered = False
-    with nogil:
-        for row in range(rows):
-            width = node_cu[row + 1] - node_cu[row]
-            length = 0
-            if width > 0:
-                first = cu_q[row + 1] - width
-                if parents is not None:
-                    tree = &parents[first]
-                out.nodes = &accept_idx_out[total]
-                out.tokens = &emitted_out[total]
-                length = walk_row(
-                    &input_ids[first], tree, &targets[node_cu[row]], width, &out
-                )
-            accept_lens_out[row] = <int32_t>length
-            total += length
-            accept_cu_out[row + 1] = <int32_t>total
+    for row in range(rows):
+        width = node_cu[row + 1] - node_cu[row]
+        length = 0
+        if width > 0:
+            first = cu_q[row + 1] - width
+            if parents is not None:
+                tree = &parents[first]
+            out.nodes = &accept_idx_out[total]
+            out.tokens = &emitted_out[total]
+            length = walk_row(
+                &input_ids[first], tree, &targets[node_cu[row]], width, &out
+            )
+        accept_lens_out[row] = <int32_t>length
+        total += length
+        accept_cu_out[row + 1] = <int32_t>total
     return total, bool(out.scattered)
 
 
@@ -127,19 +126,18 @@ def advance(
     need("emitted", emitted.shape[0], accept_cu[rows])
     need("last_tokens", last_tokens.shape[0], states)
     need("out_counts", out_counts.shape[0], states)
-    with nogil:
-        for row in range(rows):
-            slot = slots[row]
-            if slot < 0 or slot >= states:
-                bad = <int32_t>row
-                break
-            width = node_cu[row + 1] - node_cu[row]
-            length = accept_cu[row + 1] - accept_cu[row]
-            if width > 0 and length == 0:
-                continue
-            seq_lens[slot] = starts[row] + q_lens[row] - width + length
-            if length > 0:
-                last_tokens[slot] = emitted[accept_cu[row + 1] - 1]
-                out_counts[slot] += length
+    for row in range(rows):
+        slot = slots[row]
+        if slot < 0 or slot >= states:
+            bad = <int32_t>row
+            break
+        width = node_cu[row + 1] - node_cu[row]
+        length = accept_cu[row + 1] - accept_cu[row]
+        if width > 0 and length == 0:
+            continue
+        seq_lens[slot] = starts[row] + q_lens[row] - width + length
+        if length > 0:
+            last_tokens[slot] = emitted[accept_cu[row + 1] - 1]
+            out_counts[slot] += length
     if bad >= 0:
         raise ValueError(f"row {bad}: slot {slots[bad]} is outside 0..{states - 1}")

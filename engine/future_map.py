@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from ..engine_core.ids import I32
+from ..engine_core.ids import I32, i32
 from ..engine_core.plan import SlotInit, StepPlan
 from .sampling.slot_edits import SlotEdits
 from .sampling.slot_table import SlotTable
@@ -25,7 +24,8 @@ class FutureMap:
 
     ``seq_lens``: tokens whose KV is in place. ``last_tokens``: the bonus token of the slot's
     latest step, whose KV is not written yet. ``out_counts``: output tokens so far, the bonus
-    token included. All int32[S]. ``page_table``: int32[S, P], 0 where no page is mapped.
+    token included. All int32[S]. ``page_table``: int32[S, P], 0 where no page is mapped;
+    ``slot_pages``: its rows, int32[1, P] each.
     ``sampling`` and ``edits``: the slots' sampling parameters and penalty counts. ``host``: the
     same memory for compiled code (on a CPU, the only device so far).
     """
@@ -41,6 +41,7 @@ class FutureMap:
         self.last_tokens = zeros(max_slots)
         self.out_counts = zeros(max_slots)
         self.page_table = zeros(max_slots, max_pages)
+        self.slot_pages = self.page_table[:, None].unbind()
         self.edits = SlotEdits(max_slots, vocab_size, device)
         self.sampling = SlotTable(max_slots, device, self.edits)
         self.host = HostViews(
@@ -55,10 +56,8 @@ class FutureMap:
         for init in plan.inits:
             self._enter(init)
         if plan.page_slots:
-            slots = _index(plan.page_slots, self.page_table.device)
-            columns = _index(plan.page_indexes, self.page_table.device)
-            pages = _index(plan.page_ids, self.page_table.device)
-            self.page_table[slots, columns] = pages.int()
+            slots, columns = i32(plan.page_slots), i32(plan.page_indexes)
+            self.host.page_table[slots, columns] = i32(plan.page_ids)
 
     def reset(self) -> None:
         """Forget every slot."""
@@ -75,8 +74,3 @@ class FutureMap:
         self.out_counts[slot] = len(init.output) // 4
         self.page_table[slot] = 0
         self.sampling.enter(init)
-
-
-def _index(buffer: bytes, device: torch.device) -> torch.Tensor:
-    values: I32 = np.frombuffer(buffer, dtype=np.int32)
-    return torch.from_numpy(values.astype(np.int64)).to(device)

@@ -146,7 +146,7 @@ class StepRunner:
         """int32[R, P] page-table rows, as wide as the longest row needs."""
         rows = len(slots)
         if rows == 1:
-            return self.state.page_table.narrow(0, int(slots[0]), 1)
+            return self.state.slot_pages[int(slots[0])]
         longest = int(self._buffers.kv_lens[:rows].max())
         width = -(-longest // self._kv.page_size)
         return torch.from_numpy(self.state.host.page_table[slots, :width])

@@ -24,6 +24,7 @@ class StepBuffers:
         self._rows = 0
         self._tokens = 0
         self._shapes: dict[tuple[int, int, int], ForwardBatch] = {}
+        self._decided: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.reserve(64, 1024)
 
     def reserve(self, rows: int, tokens: int) -> None:
@@ -33,6 +34,7 @@ class StepBuffers:
         self._rows = rows = max(rows, self._rows)
         self._tokens = tokens = max(tokens, self._tokens)
         self._shapes.clear()
+        self._decided.clear()
         self.starts: I32 = np.zeros(rows, dtype=np.int32)
         self.q_lens: I32 = np.zeros(rows, dtype=np.int32)
         self.depths: I32 = np.zeros(rows, dtype=np.int32)
@@ -75,3 +77,13 @@ class StepBuffers:
             self._shapes[key] = batch
         batch.page_table = page_table
         return batch
+
+    def decided(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``accept_lens`` and ``starts`` of this many rows, sharing memory with the arrays."""
+        found = self._decided.get(rows)
+        if found is None:
+            found = self._decided[rows] = (
+                torch.from_numpy(self.accept_lens[:rows]),
+                torch.from_numpy(self.starts[:rows]),
+            )
+        return found

@@ -178,18 +178,21 @@ static void ISA(layer_forward)(const decoder_model *model, const decoder_layer *
     ISA(matmul)(&layer->down, scratch->gated, gated, rows, scratch->stream, hidden, EPILOGUE_ADD);
 }
 
-/* captured: [num_capture, T, hidden], the stream that enters each layer of `capture`. */
+/* captured: [T, num_capture, hidden], the streams that enter the layers of `capture`. */
 static void ISA(decoder_forward)(const decoder_model *model, const ragged_batch *batch,
                                  const decoder_cache *cache, const decoder_scratch *scratch,
                                  const int64_t *capture, int64_t num_capture, float *captured,
                                  float *hidden)
 {
-    size_t bytes = (size_t)(batch->num_tokens * model->hidden) * sizeof(float);
-    int64_t next = 0;
+    int64_t next = 0, size = model->hidden;
     ISA(embed)(model, batch->input_ids, batch->num_tokens, scratch->stream);
     for (int64_t i = 0; i <= model->num_layers; i++) {
-        if (next < num_capture && capture[next] == i)
-            __builtin_memcpy((char *)captured + bytes * next++, scratch->stream, bytes);
+        if (next < num_capture && capture[next] == i) {
+            for (int64_t t = 0; t < batch->num_tokens; t++)
+                __builtin_memcpy(captured + (t * num_capture + next) * size,
+                                 scratch->stream + t * size, (size_t)size * sizeof(float));
+            next++;
+        }
         if (i < model->num_layers)
             ISA(layer_forward)(model, &model->layers[i], batch, batch, cache, scratch, i);
     }

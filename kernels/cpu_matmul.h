@@ -12,8 +12,10 @@
 #define TILE_FLOATS (12 * 8)
 #endif
 /* Bytes before its use that a panel is fetched; measured, flat around these values. */
-#define AHEAD_FEW 2048
-#define AHEAD_MANY 8192
+#define AHEAD_FOUR 1024
+#define AHEAD_TWO 2048
+#define AHEAD_ONE 8192
+#define NEXT_BLOCK 16384 /* beside the present one, this much of the next fits the first cache */
 
 #ifndef FUSED_MULTIPLY_ADD
 /* The register block in C, see cpu_tile_avx2.h: acc[rows][2 * panels][8]. */
@@ -159,12 +161,24 @@ static const ISA(blocks) ISA(blocks_of)[MAX_ROWS + 1] = {
 };
 #undef BLOCKS
 
+/* How far ahead a block of panels is fetched. Small blocks are computed while all of the next one is
+ * fetched: within a panel, the first lines of every panel would come too late. */
+ALWAYS_INLINE int64_t ISA(ahead)(int panels, int64_t panel_bytes)
+{
+    if (panels > 2)
+        return AHEAD_FOUR;
+    if (panels * panel_bytes <= NEXT_BLOCK)
+        return panels * panel_bytes;
+    return panels > 1 ? AHEAD_TWO : AHEAD_ONE;
+}
+
 /* All panels for at most MAX_ROWS rows, several panels at a time where rows are few. */
 static void ISA(matmul_few)(const packed_matrix *m, const float *x, int64_t ldx, int64_t rows,
                             float *out, int64_t ldo, int epilogue)
 {
     const ISA(blocks) *of = &ISA(blocks_of)[rows];
-    int64_t panel = 0, ahead = of->panels > 1 ? AHEAD_FEW : AHEAD_MANY;
+    int64_t panel = 0, panel_bytes = m->k * PANEL * (m->is_float32 ? 4 : 2);
+    int64_t ahead = ISA(ahead)(of->panels, panel_bytes);
     for (; panel + of->panels <= m->panels; panel += of->panels)
         of->wide(m, panel, x, ldx, out, ldo, epilogue, ahead);
     for (; panel < m->panels; panel++)
@@ -189,7 +203,7 @@ static void ISA(matmul)(const packed_matrix *m, const float *x, int64_t ldx, int
         int64_t tile = left <= tile_rows + MAX_ROWS ? left : tile_rows;
         int64_t blocks = (tile + MAX_ROWS - 1) / MAX_ROWS;
         for (int64_t panel = 0; panel < m->panels; panel++) {
-            int64_t row = begin, ahead = AHEAD_MANY;
+            int64_t row = begin, ahead = AHEAD_ONE;
             for (int64_t b = 0; b < blocks; b++) {
                 int64_t count = (tile + b) / blocks; /* sizes differ by at most one */
                 ISA(blocks_of)

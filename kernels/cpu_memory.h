@@ -13,14 +13,15 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 
 /* Zeroed memory; large blocks on huge pages, which spare a weight stream its TLB misses. */
-static void *cpu_allocate(size_t bytes)
+static inline void *cpu_allocate(size_t bytes)
 {
     size_t align = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
     void *memory = NULL;
-    if (posix_memalign(&memory, align, (bytes + align - 1) / align * align))
+    bytes = (bytes + align - 1) / align * align;
+    if (posix_memalign(&memory, align, bytes))
         return NULL;
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (bytes >= HUGE_PAGE)
+    if (align == HUGE_PAGE)
         madvise(memory, bytes, MADV_HUGEPAGE);
 #endif
     memset(memory, 0, bytes);
@@ -29,7 +30,7 @@ static void *cpu_allocate(size_t bytes)
 
 /* Source row of a panel's column, or -1. Pairs interleave the two halves of the rows (gate and
  * up), 8 columns each, so that a panel holds both factors of its products. */
-static int64_t cpu_source_row(int64_t n, int pairs, int64_t panel, int64_t column)
+static inline int64_t cpu_source_row(int64_t n, int pairs, int64_t panel, int64_t column)
 {
     int64_t row = pairs ? panel * 8 + column % 8 : panel * PANEL + column;
     if (row >= (pairs ? n / 2 : n))
@@ -37,8 +38,8 @@ static int64_t cpu_source_row(int64_t n, int pairs, int64_t panel, int64_t colum
     return pairs && column >= 8 ? n / 2 + row : row;
 }
 
-static void cpu_pack_bf16(const uint16_t *source, int64_t n, int64_t k_size, int64_t panels,
-                          int pairs, uint16_t *packed)
+static inline void cpu_pack_bf16(const uint16_t *source, int64_t n, int64_t k_size,
+                                 int64_t panels, int pairs, uint16_t *packed)
 {
     for (int64_t p = 0; p < panels; p++)
         for (int64_t c = 0; c < PANEL; c++) {
@@ -49,8 +50,8 @@ static void cpu_pack_bf16(const uint16_t *source, int64_t n, int64_t k_size, int
         }
 }
 
-static void cpu_pack_f32(const float *source, int64_t n, int64_t k_size, int64_t panels, int pairs,
-                         float *packed)
+static inline void cpu_pack_f32(const float *source, int64_t n, int64_t k_size, int64_t panels,
+                                int pairs, float *packed)
 {
     for (int64_t p = 0; p < panels; p++)
         for (int64_t c = 0; c < PANEL; c++) {

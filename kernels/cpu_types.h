@@ -91,4 +91,22 @@ typedef struct {
     const float *cos, *sin;
 } decoder_cache;
 
+/* A chain of R rows, as the references in draft_layout.py and draft_candidates.py describe them. The arrays
+ * behind `positions` are working memory of R (cu_q: R + 1) elements, slot_list of all rows' keys. */
+typedef struct {
+    int64_t rows, passes, pages, table_width, page_size;
+    const int32_t *slot_of, *caps, *seq_lens;
+    const int32_t *page_table;   /* [slots, table_width] */
+    const packed_matrix *head;
+    const int64_t *token_ids;    /* the target's id of each output of the head, or NULL */
+    int norm_output;             /* the normed stream is what the next pass takes in */
+    const float *hidden;         /* [R, hidden] of the first pass */
+    float *recurrent, *normed;   /* [R, hidden]; normed is NULL in a draft without a final norm */
+    float *logits;               /* [R, outputs of the head] */
+    int64_t *drafts;             /* [passes, R] */
+    int64_t *ids, *positions, *kv_slots, *tree_bits;
+    int32_t *cu_q, *kv_lens, *slot_list;
+    uint8_t *is_tree;
+} draft_chain;
+
 #endif

@@ -33,12 +33,12 @@ cdef int check_offsets(const int32_t[::1] cu_q, int64_t rows, int64_t total) exc
     return 0
 
 
-def extend_inputs(
+cpdef void extend_inputs(
     const int32_t[::1] slots, const uint8_t[::1] kinds, const int32_t[::1] starts,
     const int32_t[::1] cu_q, const int32_t[::1] accept_lens, const int32_t[:, :] tokens,
     const int32_t[:, :] path, const int64_t[::1] input_ids, const int32_t[:, :] prompts,
     int64_t[::1] next_ids, int64_t[::1] sources, int64_t[::1] positions, int64_t[::1] select,
-):
+) except *:
     """As kernels.draft_extend.extend_inputs, for rows without padding."""
     cdef int64_t rows = slots.shape[0], total = input_ids.shape[0], row, i, begin, end, count, most
     check(kinds.shape[0] == rows and starts.shape[0] == rows and accept_lens.shape[0] >= rows
@@ -81,11 +81,11 @@ def extend_inputs(
             next_ids[end - 1] = prompts[slots[row], i]
 
 
-def drop_junk(
+cpdef int64_t drop_junk(
     const uint8_t[::1] kinds, const int32_t[::1] accept_lens, const int32_t[::1] cu_q,
     int64_t[::1] next_ids, int64_t[::1] sources, int64_t[::1] positions, int64_t[::1] kv_slots,
     int32_t[::1] kv_lens, int32_t[::1] begins, int64_t[::1] select,
-):
+) except -1:
     """Keep what was accepted of every row; see draft_rows_cpu.pyi."""
     cdef int64_t rows = kinds.shape[0], row, i, kept, length, out = 0
     check(accept_lens.shape[0] >= rows and kv_lens.shape[0] >= rows
@@ -107,10 +107,10 @@ def drop_junk(
     return out
 
 
-def write_chains(
+cpdef void write_chains(
     const int64_t[:, ::1] drafts, const int32_t[::1] cu_q, const int32_t[::1] caps,
     int32_t[::1] tokens, int32_t[::1] parents, int32_t[::1] proposed, int32_t[::1] depths,
-):
+) except *:
     """As kernels.draft_nodes.write_chains."""
     cdef int64_t rows = caps.shape[0], row, i, first, count
     check(drafts.shape[1] >= rows and proposed.shape[0] >= rows and depths.shape[0] >= rows,
@@ -123,6 +123,58 @@ def write_chains(
             tokens[first + i] = <int32_t>drafts[i, row] if i < count else 0
             parents[first + i] = <int32_t>i if i < count else -1
         proposed[row] = depths[row] = <int32_t>count
+
+
+def ask(
+    const int32_t[::1] slots, const uint8_t[::1] kinds, const int32_t[::1] q_caps,
+    int32_t[::1] asked, int32_t[::1] caps, int32_t[::1] cu_q,
+):
+    """Lay out the rows that may have drafts; see draft_rows_cpu.pyi."""
+    cdef int64_t row, rows = slots.shape[0], count = 0
+    check(kinds.shape[0] == rows and q_caps.shape[0] == rows and asked.shape[0] >= rows
+          and caps.shape[0] >= rows and cu_q.shape[0] > rows,
+          "slots, kinds, q_caps, asked, caps, cu_q: do not agree on the rows")
+    cu_q[0] = 0
+    for row in range(rows):
+        if kinds[row] == VERIFY and q_caps[row] > 1:
+            asked[count], caps[count] = slots[row], q_caps[row] - 1
+            cu_q[count + 1] = cu_q[count] + q_caps[row]
+            count += 1
+    return count
+
+
+def give(
+    const uint8_t[::1] kinds, const int32_t[::1] q_caps, const int32_t[::1] cu_q,
+    const int32_t[::1] proposed, int32_t[::1] tokens, int32_t[::1] parents, int32_t[::1] counts,
+):
+    """Count what every row has, and close the gaps; see draft_rows_cpu.pyi."""
+    cdef int64_t row, rows = kinds.shape[0], i, first, of = 0, kept = 0
+    check(q_caps.shape[0] == rows and counts.shape[0] >= rows, "q_caps, counts: too short")
+    check_offsets(cu_q, cu_q.shape[0] - 1, min(tokens.shape[0], parents.shape[0]))
+    for row in range(rows):
+        counts[row] = 0
+        if kinds[row] != VERIFY or q_caps[row] <= 1:
+            continue
+        check(of < min(cu_q.shape[0] - 1, proposed.shape[0]), "cu_q, proposed: too short")
+        first = cu_q[of] + 1
+        check(0 <= proposed[of] <= cu_q[of + 1] - first, "proposed: beyond the row")
+        counts[row] = proposed[of]
+        for i in range(first, first + proposed[of]):
+            tokens[kept], parents[kept] = tokens[i], parents[i]
+            kept += 1
+        of += 1
+    return kept
+
+
+def spread(const int32_t[::1] lens, const int32_t[::1] values, int32_t[:, ::1] grid):
+    """Write runs of ``lens`` values as rows, -1 behind them; see draft_rows_cpu.pyi."""
+    cdef int64_t row, i, used = 0
+    check(grid.shape[0] == lens.shape[0], "grid: not of the rows")
+    for row in range(lens.shape[0]):
+        check(0 <= lens[row] <= min(grid.shape[1], values.shape[0] - used), "lens: too long")
+        for i in range(grid.shape[1]):
+            grid[row, i] = values[used + i] if i < lens[row] else -1
+        used += lens[row]
 
 
 def take_rows(const int32_t[::1] slots, const uint8_t[:, ::1] state, uint8_t[:, ::1] out):

@@ -1,17 +1,41 @@
 """Tensors as the arrays that native CPU kernels take."""
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...engine_core.model_config import ModelConfig
-from ...kernels.decoder_cpu import Arena, PackedMatrix
+from ...kernels.matrices_cpu import Arena, PackedMatrix
+from ..forward_batch import ForwardBatch
 from .decoder_weights import LayerBody
 
 Weights = NDArray[np.uint16] | NDArray[np.float32]
+_MAX_SEEN = 1024
 InstructionSet: TypeAlias = Literal["avx512", "avx2", "base"]
+
+
+class SeenArrays:
+    """The arrays of tensors that come again step after step, by identity.
+
+    To make an array of a tensor, or a slice of one, gives up the GIL. In front of a forward pass it
+    comes back only when the thread that plans the next step is done with that.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[torch.Tensor, Any]] = {}
+
+    def of(self, tensor: torch.Tensor) -> Any:
+        """What ``tensor.numpy()`` gives; keeps the tensor for a while."""
+        found = self._seen.get(id(tensor))
+        if found is not None and found[0] is tensor:
+            return found[1]
+        if len(self._seen) >= _MAX_SEEN:
+            self._seen.clear()
+        array = tensor.numpy()
+        self._seen[id(tensor)] = (tensor, array)
+        return array
 
 
 class Rows:
@@ -22,12 +46,19 @@ class Rows:
 
     def __init__(self, width: int) -> None:
         self._buffer = torch.empty(0, width)
+        self._taken: dict[int, torch.Tensor] = {}
 
     def take(self, rows: int) -> torch.Tensor:
-        """float32[rows, width]; valid until the next call."""
+        """float32[rows, width]; valid until the next call, the same tensor every time."""
+        taken = self._taken.get(rows)
+        if taken is not None:
+            return taken
+        if rows > self._buffer.shape[0] or len(self._taken) >= _MAX_SEEN:
+            self._taken.clear()
         if rows > self._buffer.shape[0]:
             self._buffer = torch.empty(max(rows, 2 * self._buffer.shape[0]), self._buffer.shape[1])
-        return self._buffer[:rows]
+        self._taken[rows] = self._buffer[:rows]
+        return self._taken[rows]
 
 
 class PackedBody(NamedTuple):
@@ -97,3 +128,14 @@ def array_of(tensor: torch.Tensor) -> NDArray[np.float32]:
 def floats(tensor: torch.Tensor | None) -> NDArray[np.float32] | None:
     """The tensor as float32, if there is one."""
     return None if tensor is None else array_of(tensor)
+
+
+def table_array(batch: ForwardBatch, seen: SeenArrays) -> NDArray[np.int32]:
+    """The batch's page table int32[R, P]; that of several rows is made anew every step."""
+    table = batch.page_table
+    if len(batch.kv_lens) == 1 and batch.slots is None:
+        array: NDArray[np.int32] = seen.of(table)
+        return array
+    if batch.slots is not None:
+        table = table[batch.slots.long()]
+    return table.numpy()

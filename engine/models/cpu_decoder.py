@@ -5,7 +5,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine_core.model_config import ModelConfig
-from ...kernels.decoder_cpu import Arena, CpuDecoder, PackedMatrix
+from ...kernels.decoder_cpu import CpuDecoder
+from ...kernels.matrices_cpu import Arena, PackedMatrix
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
@@ -13,6 +14,7 @@ from ..weights import TensorSource
 from .cpu_arrays import (
     InstructionSet,
     Rows,
+    SeenArrays,
     array_of,
     bits,
     body_bytes,
@@ -21,11 +23,12 @@ from .cpu_arrays import (
     pack,
     pack_body,
     packed_bytes,
+    table_array,
 )
 from .decoder_weights import HeadWeights, LayerWeights, read_head, read_layer
 
 _NO_LAYERS = np.empty(0, dtype=np.int64)
-_NO_CAPTURE = np.empty((0, 0, 0), dtype=np.float32)
+_NO_CAPTURE = np.empty((0, 0), dtype=np.float32)
 
 
 def supports_cpu_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
@@ -60,6 +63,8 @@ class NativeDecoder:
         )
         self._hidden = Rows(config.hidden_size)
         self._logits = Rows(config.vocab_size)
+        self._seen = SeenArrays()
+        self._captured: dict[tuple[int, ...], Rows] = {}
         head = read_head(source, config)
         self._output_head = head.lm_head
         item = item_bytes(head.embed)
@@ -104,17 +109,19 @@ class NativeDecoder:
         self, batch: ForwardBatch, kv: KVPool, capture_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """``forward`` plus the streams entering the captured layers, side by side [T, A * H]."""
-        tokens = batch.input_ids.shape[0]
-        captured = torch.empty(len(capture_layers), tokens, self._config.hidden_size)
+        rows = self._captured.get(capture_layers)
+        if rows is None:
+            rows = self._captured[capture_layers] = Rows(
+                len(capture_layers) * self._config.hidden_size
+            )
+        captured = rows.take(batch.input_ids.shape[0])
         layers = np.array(capture_layers, dtype=np.int64)
-        hidden = self._run(batch, kv, layers, captured.numpy())
-        width = len(layers) * self._config.hidden_size
-        return hidden, captured.transpose(0, 1).reshape(tokens, width)
+        return self._run(batch, kv, layers, self._seen.of(captured)), captured
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32[N, V] logits of hidden rows [N, H]."""
         out = self._logits.take(hidden.shape[0])
-        self._decoder.logits(hidden.numpy(), out.numpy())
+        self._decoder.logits(hidden.numpy(), self._seen.of(out))
         return out
 
     def _run(
@@ -124,25 +131,26 @@ class NativeDecoder:
         layers: NDArray[np.int64],
         captured: NDArray[np.float32],
     ) -> torch.Tensor:
-        positions = batch.positions.numpy()
+        of = self._seen.of
+        positions = of(batch.positions)
         self._rotary.reserve(int(positions.max()) + 1)
         hidden = self._hidden.take(positions.shape[0])
         self._decoder.forward(
-            batch.input_ids.numpy(),
+            of(batch.input_ids),
             positions,
-            batch.kv_slots.numpy(),
-            batch.cu_q.numpy(),
-            batch.kv_lens.numpy(),
-            batch.page_table.numpy(),
-            batch.tree_bits.numpy(),
-            batch.is_tree.numpy(),
-            kv.data.numpy(),
+            of(batch.kv_slots),
+            of(batch.cu_q),
+            of(batch.kv_lens),
+            table_array(batch, self._seen),
+            of(batch.tree_bits),
+            of(batch.is_tree),
+            of(kv.data),
             kv.page_size,
-            self._rotary.cos.numpy(),
-            self._rotary.sin.numpy(),
+            of(self._rotary.cos),
+            of(self._rotary.sin),
             layers,
             captured,
-            hidden.numpy(),
+            of(hidden),
         )
         return hidden
 

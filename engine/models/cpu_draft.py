@@ -5,20 +5,16 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine_core.draft_config import DraftConfig
-from ...kernels.decoder_cpu import (
-    Arena,
-    CpuDraft,
-    PackedMatrix,
-    linear,
-    rms_norm,
-    rms_norm_chunks,
-)
+from ...kernels.draft_chains_cpu import CpuChains
+from ...kernels.draft_cpu import CpuDraft
+from ...kernels.matrices_cpu import Arena, PackedMatrix, linear, rms_norm, rms_norm_chunks
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from .cpu_arrays import (
     InstructionSet,
     Rows,
+    SeenArrays,
     array_of,
     bits,
     body_bytes,
@@ -27,9 +23,10 @@ from .cpu_arrays import (
     pack,
     pack_body,
     packed_bytes,
+    table_array,
 )
 from .cpu_decoder import NativeDecoder
-from .draft_net import ChainRows, DraftHidden
+from .draft_net import AcceptedRows, ChainRows, ChainState, DraftHidden
 from .draft_weights import DraftLayer, DraftWeights
 from .model import TargetModel
 
@@ -69,6 +66,7 @@ class NativeDraft:
             eps=model.rms_norm_eps,
             isa=isa,
         )
+        self._seen = SeenArrays()
         self._arena = Arena(_arena_bytes(weights, config))
         self._weight_bytes = 0
         for index, layer in enumerate(weights.layers):
@@ -89,7 +87,15 @@ class NativeDraft:
         self._norm_output = self._has_norm and config.norm_output
         head = self._head or packed_head(target)
         ids = None if weights.token_ids is None else weights.token_ids.numpy()
-        self._layers.set_head(head, ids, self._norm_output)
+        self._chains = CpuChains(
+            self._layers,
+            head,
+            ids,
+            self._norm_output,
+            fc=None if is_eagle else self._fc,
+            input_norm=None if is_eagle else self._fc_input_norm,
+            chunk_norms=None if is_eagle else self._chunk_norms,
+        )
         self._recurrent, self._normed = Rows(model.hidden_size), Rows(model.hidden_size)
         self._fused, self._logits = Rows(model.hidden_size), Rows(config.draft_vocab_size)
 
@@ -162,34 +168,57 @@ class NativeDraft:
         linear(head_input.numpy(), self._head, out.numpy(), isa=self._isa)
         return out
 
-    def chain(
-        self,
-        rows: ChainRows,
-        ids: torch.Tensor,
-        hidden: torch.Tensor | None,
-        kv: KVPool,
-        drafts: torch.Tensor,
-    ) -> None:
-        """As ``ChainDraftNet.chain``, in one native call."""
-        if hidden is None:
-            raise ValueError("hidden: this draft needs the target's features or its own states")
-        slots, seq_lens = rows.slots.numpy(), rows.seq_lens.numpy()
-        if not len(slots) or not len(drafts):
+    def draft(self, rows: ChainRows, state: ChainState, kv: KVPool, levels: int) -> None:
+        """As ``ChainDraftNet.draft``, in one native call."""
+        of, rotary = self._seen.of, self._rotary
+        slots, seq_lens = of(rows.slots), of(rows.seq_lens)
+        if not len(slots):
             return
-        rotary = self._rotary
-        rotary.reserve(int(seq_lens[slots].max()) + len(drafts))
-        self._layers.chain(
+        rotary.reserve(int(seq_lens[slots].max()) + levels - 1)
+        self._chains.draft(
             slots,
-            rows.caps.numpy(),
+            of(rows.caps),
             seq_lens,
-            rows.page_table.numpy(),
-            ids.numpy(),
-            kv.data.numpy(),
+            of(rows.page_table),
+            of(state.first),
+            of(state.hidden),
+            of(kv.data),
             kv.page_size,
-            rotary.cos.numpy(),
-            rotary.sin.numpy(),
-            hidden.numpy(),
-            drafts.numpy(),
+            of(rotary.cos),
+            of(rotary.sin),
+            levels,
+            of(rows.cu_q),
+            of(rows.tokens),
+            of(rows.parents),
+            of(rows.proposed),
+            of(rows.depths),
+        )
+
+    def follow(self, rows: AcceptedRows, state: ChainState, kv: KVPool) -> None:
+        """As ``ChainDraftNet.follow``, in one native call."""
+        of, batch, rotary = self._seen.of, rows.batch, self._rotary
+        kv_lens = of(batch.kv_lens)
+        rotary.reserve(min(int(kv_lens.max()), self._config.model.context_length))
+        self._chains.follow(
+            of(rows.slots),
+            of(rows.kinds).astype(np.uint8, copy=False),  # int32 in steps on a GPU
+            of(rows.starts),
+            of(rows.accept_lens),
+            of(rows.tokens),
+            of(rows.path),
+            of(batch.input_ids),
+            of(batch.kv_slots),
+            of(batch.cu_q),
+            kv_lens,
+            table_array(batch, self._seen),
+            of(rows.prompts),
+            of(rows.features),
+            of(kv.data),
+            kv.page_size,
+            of(rotary.cos),
+            of(rotary.sin),
+            of(state.first),
+            of(state.hidden),
         )
 
     def _normed_features(self, x: NDArray[np.float32]) -> NDArray[np.float32]:

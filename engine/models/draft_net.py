@@ -67,35 +67,65 @@ class DraftNet(Protocol):
 
 
 class ChainRows(NamedTuple):
-    """R rows that continue at their slots' lengths, one token a pass.
+    """R rows that are to be drafted for, one token a pass.
 
     ``slots``, ``caps`` int32[R]: rows without a cap write to page 0, which nobody reads;
-    ``seq_lens`` int32[S]; ``page_table`` int32[S, P].
+    ``seq_lens`` int32[S]; ``page_table`` int32[S, P]; ``cu_q`` int32[R + 1] offsets of their nodes.
+    To be written, as `draft_nodes.write_chains` does: ``tokens``, ``parents`` int32[T] and
+    ``proposed``, ``depths`` int32[R].
     """
 
     slots: torch.Tensor
     caps: torch.Tensor
     seq_lens: torch.Tensor
     page_table: torch.Tensor
+    cu_q: torch.Tensor
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    proposed: torch.Tensor
+    depths: torch.Tensor
+
+
+class AcceptedRows(NamedTuple):
+    """What a step accepted of R rows of ``batch``, as `draft_extend.extend_inputs` takes it.
+
+    ``features`` [T, W]: the target's; ``prompts`` int32[S, L].
+    """
+
+    slots: torch.Tensor
+    kinds: torch.Tensor
+    starts: torch.Tensor
+    accept_lens: torch.Tensor
+    tokens: torch.Tensor
+    path: torch.Tensor
+    batch: ForwardBatch
+    features: torch.Tensor
+    prompts: torch.Tensor
+
+
+class ChainState(NamedTuple):
+    """Where the chains of each slot begin: ``first`` int64[S, 1] tokens, ``hidden`` [S, H]."""
+
+    first: torch.Tensor
+    hidden: torch.Tensor
 
 
 @runtime_checkable
 class ChainDraftNet(DraftNet, Protocol):
-    """A net that runs all passes of a chain at once."""
+    """A net of EAGLE's kind that does each half of a round of chains at once.
 
-    def chain(
-        self,
-        rows: ChainRows,
-        ids: torch.Tensor,
-        hidden: torch.Tensor | None,
-        kv: KVPool,
-        drafts: torch.Tensor,
-    ) -> None:
-        """Write ``drafts`` int64[N, R]: what each of N passes proposes, fed to the next.
+    The same tokens and KV as pass by pass.
+    """
 
-        ``ids`` int64[R] and ``hidden`` [R, H]: what the first pass takes in. Pass i runs at
-        seq_lens[slot] + i. The same tokens and KV as pass by pass.
+    def draft(self, rows: ChainRows, state: ChainState, kv: KVPool, levels: int) -> None:
+        """Draft chains of up to ``levels`` tokens, as far as any row has room.
+
+        Pass i runs at seq_lens[slot] + i.
         """
+        ...
+
+    def follow(self, rows: AcceptedRows, state: ChainState, kv: KVPool) -> None:
+        """Run all that was accepted, and replace the state of the rows' slots."""
         ...
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ...kernels import draft_rows_cpu
 from ..forward_batch import ForwardBatch, RowGroup
-from ..models.draft_net import ChainDraftNet, ChainRows, DraftHidden
+from ..models.draft_net import DraftHidden
 from .device_drafter import DraftRows, LoadedDraft, Verdict
 from .draft_ops import DraftOps
 from .row_constants import RowConstants
@@ -31,7 +31,6 @@ class DraftPasses:
 
     def __init__(self, draft: LoadedDraft, page_table: torch.Tensor, ops: DraftOps) -> None:
         self.net = draft.net
-        self._chain_net = draft.net if isinstance(draft.net, ChainDraftNet) else None
         self.ops = ops
         self._kv = draft.kv
         self._page_table = page_table
@@ -69,10 +68,6 @@ class DraftPasses:
         ``ids`` int64[R] and ``hidden`` [R, H]: what the first pass takes in. ``drafts`` int64[N,
         R]: out, what each of N passes proposes.
         """
-        if self._chain_net is not None:
-            of = ChainRows(rows.slots, rows.caps, rows.seq_lens, self._page_table)
-            self._chain_net.chain(of, ids, hidden, self._kv, drafts)
-            return
         for i, batch in enumerate(self._chain_batches(rows, len(drafts))):
             batch.input_ids = ids
             out = self.forward(batch, hidden)

@@ -3,10 +3,12 @@
 import torch
 
 from ...engine_core.plan import SlotInit
+from ..models.draft_net import ChainDraftNet, ChainState
 from .device_drafter import DrafterContext, DraftRows, LoadedDraft, Verdict
 from .draft_ops import draft_ops
 from .draft_passes import DraftPasses
 from .draft_tree import DraftTree
+from .native_chains import NativeChains
 from .slot_texts import SlotTexts
 
 
@@ -34,12 +36,20 @@ class EagleDrafter:
             context.slots, net.config.model.hidden_size, dtype=net.dtype, device=device
         )
 
+        self._native: NativeChains | None = None
+        if isinstance(net, ChainDraftNet) and not branches:
+            state = ChainState(self.tokens, self.hidden)
+            self._native = NativeChains(net, draft, context.page_table, self._texts.tokens, state)
+
     def enter(self, init: SlotInit) -> None:
         """Keep the request's tokens: chunks of its prompt end with the next one's first."""
         self._texts.enter(init)
 
     def propose(self, rows: DraftRows) -> None:
         """Level 1 is known; every further one takes a pass."""
+        if self._native is not None:
+            self._native.propose(rows, self._steps)
+            return
         count, state = len(rows.slots), (self.tokens, self.probs, self.hidden)
         hidden = self.hidden.new_empty(count, self.hidden.shape[1])
         if self._tree is not None:
@@ -62,6 +72,9 @@ class EagleDrafter:
 
     def align(self, verdict: Verdict) -> None:
         """Run what was accepted, and keep level 1 of what follows it."""
+        if self._native is not None:
+            self._native.align(verdict)
+            return
         batch, next_ids, sources = self._passes.extend(verdict, self._texts.tokens)
         features = verdict.features
         if self._tree is not None or len(sources) < len(features):  # else they are in their places

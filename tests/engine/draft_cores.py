@@ -44,6 +44,17 @@ def chain_trees(context: DrafterContext) -> EagleDrafter | StandaloneDrafter:
     return EagleDrafter(context, context.draft, trees=True)
 
 
+def chain_passes(context: DrafterContext) -> EagleDrafter | StandaloneDrafter:
+    """Drafters that run their nets pass by pass, whatever these can do at once."""
+    assert context.draft is not None
+    if context.draft.net.config.algorithm == "STANDALONE":
+        return StandaloneDrafter(context, context.draft)
+    drafter = EagleDrafter(context, context.draft)
+    assert drafter._native is not None
+    drafter._native = None
+    return drafter
+
+
 class Models(NamedTuple):
     """A target's folder, and its drafts' by algorithm."""
 

@@ -10,11 +10,11 @@ import torch
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models.cpu_draft import NativeDraft
 from outrider.engine.models.draft_loader import load_draft, read_weights
-from outrider.engine.models.draft_net import ChainRows
+from outrider.engine.models.draft_net import ChainRows, ChainState
 from outrider.engine.models.loader import load_model
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
-from outrider.kernels.decoder_cpu import instruction_sets
+from outrider.kernels.native_cpu import instruction_sets
 
 from .draft_checkpoints import DRAFTS
 from .steps import Pages, Query, Sequence, make_batch
@@ -135,11 +135,20 @@ def test_a_chain_is_its_passes(net: NativeDraft) -> None:
         table[row + 1, : step.page_table.shape[1]] = step.page_table[0]
     slots = torch.tensor([3, 1, 2], dtype=torch.int32)
     lengths = torch.full((rows + 1,), length, dtype=torch.int32)
-    drafts = torch.zeros(passes, rows, dtype=torch.int64)
     order = slots.long() - 1
-    of = ChainRows(slots, torch.full((rows,), passes, dtype=torch.int32), lengths, table)
-    net.chain(of, ids, hidden[order], kv[0], drafts)
-    for i, proposed in enumerate(drafts):
+    caps, of_row = torch.full((rows,), passes + 1, dtype=torch.int32), passes + 2
+    cu = torch.arange(0, rows * of_row + 1, of_row, dtype=torch.int32)
+    nodes, (proposed, depths) = caps.new_zeros(2, rows * of_row), caps.new_zeros(2, rows)
+    of = ChainRows(slots, caps, lengths, table, cu, nodes[0], nodes[1], proposed, depths)
+    first = torch.zeros(rows + 1, 1, dtype=torch.int64)
+    state = ChainState(first, torch.cat((hidden[:1], hidden)))
+    state.first[slots.long(), 0] = ids
+    net.draft(of, state, kv[0], passes + 1)
+    assert proposed.tolist() == depths.tolist() == [passes + 1] * rows
+    grid = nodes[0].view(rows, of_row)
+    assert torch.equal(grid[:, 1], ids.int())
+    drafts = grid[:, 2:].T.long()
+    for i, wanted in enumerate(drafts):
         for text in texts:
             text.sequence.length = length + i
         step = make_batch([Query(texts[row].sequence, [0]) for row in order], pages)
@@ -147,7 +156,7 @@ def test_a_chain_is_its_passes(net: NativeDraft) -> None:
         out = net.forward(step, hidden[order] if i == 0 else out.recurrent, kv[1])
         ids = net.logits(out.head_input).argmax(1)
         ids = ids if net.token_ids is None else net.token_ids[ids]
-        assert torch.equal(ids, proposed), i
+        assert torch.equal(ids, wanted), i
     assert torch.equal(kv[0].data, kv[1].data)
 
 

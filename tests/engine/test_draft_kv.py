@@ -24,6 +24,7 @@ from .draft_cores import (
     DraftCore,
     FreshDraft,
     Models,
+    chain_passes,
     chain_trees,
     draft_core,
     draft_kv_of,
@@ -213,12 +214,13 @@ class Snapshot(NamedTuple):
 
 
 @over_algorithms
-def test_a_chain_through_the_code_of_trees_is_the_same(
+def test_a_chain_is_the_same_pass_by_pass_and_through_the_code_of_trees(
     models: Models, algorithm: DraftAlgorithm
 ) -> None:
     """Tokens, counts and the KV of both models, bit for bit, after every step."""
     shape, results = SpecShape(4, 1, 5), []
-    for make in (None, f"{chain_trees.__module__}:{chain_trees.__name__}"):
+    makers = [f"{make.__module__}:{make.__name__}" for make in (chain_trees, chain_passes)]
+    for make in (None, *makers):
         steps: list[Snapshot] = []
         with draft_core(models, algorithm, shape, make, disable_overlap_schedule=True) as made:
             core, draft = made.core, made.draft
@@ -234,10 +236,10 @@ def test_a_chain_through_the_code_of_trees_is_the_same(
                 steps.append(Snapshot(outputs, lens, accepted, kv))
             assert steps[-1].accepted > 3
         results.append(steps)
-    assert len(results[0]) == len(results[1])
-    for one, other in zip(*results, strict=True):
-        assert one[:3] == other[:3]
-        assert all(map(torch.equal, one.kv, other.kv))
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
+            assert one[:3] == other[:3]
+            assert all(map(torch.equal, one.kv, other.kv))
 
 
 def slots_of(made: DraftCore, slot: int, length: int) -> torch.Tensor:

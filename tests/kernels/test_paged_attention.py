@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.kernels import decoder_cpu
+from outrider.kernels import attention_cpu, native_cpu
 from outrider.kernels.paged_attention import paged_attention
 
 from ..reference.paged_attention_ref import attend, visible_keys
@@ -113,7 +113,7 @@ def arguments(case: Case) -> list[Any]:
 def run_native(case: Case, isa: str | None = None) -> torch.Tensor:
     out = torch.empty_like(case.tensors[0])
     arrays: list[Any] = [a.numpy() if isinstance(a, torch.Tensor) else a for a in arguments(case)]
-    native: Any = decoder_cpu.paged_attention
+    native: Any = attention_cpu.paged_attention
     native(*arrays, out.numpy(), isa=isa)
     return out
 
@@ -124,7 +124,7 @@ def test_both_agree_with_the_scalar_reference() -> None:
         case = make_case(seed, seen)
         ours = paged_attention(*arguments(case))
         torch.testing.assert_close(ours.double(), case.expected, atol=2e-5, rtol=0)
-        answers = {isa: run_native(case, isa) for isa in decoder_cpu.instruction_sets()}
+        answers = {isa: run_native(case, isa) for isa in native_cpu.instruction_sets()}
         for native in answers.values():
             torch.testing.assert_close(native.double(), case.expected, atol=2e-5, rtol=0)
         if "avx512" in answers:

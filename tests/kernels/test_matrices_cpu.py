@@ -7,13 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from outrider.kernels.decoder_cpu import (
-    Arena,
-    PackedMatrix,
-    instruction_sets,
-    linear,
-    rms_norm,
-)
+from outrider.kernels.matrices_cpu import Arena, PackedMatrix, linear, rms_norm
+from outrider.kernels.native_cpu import instruction_sets
 from outrider.kernels.rms_norm import rms_norm as rms_norm_reference
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 48, 61, 64, 200)

@@ -1,0 +1,4 @@
+from .layers_cpu cimport Layers
+
+cdef class CpuDraft(Layers):
+    cdef tuple arrays
