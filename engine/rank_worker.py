@@ -212,6 +212,7 @@ def _load_draft(
         device,
         source.load_format,
         token_map=source.token_map,
+        int8=source.int8,
     )
 
 

@@ -136,6 +136,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "safetensors", "dummy"] | None,
         Doc(description="as --load-format, for the draft model; --load-format's if unset"),
     ] = None
+    speculative_draft_model_quantization: Annotated[
+        Literal["int8"] | None,
+        Doc(
+            description="int8: the matrices of an EAGLE or EAGLE3 draft, and its head, are rounded "
+            "to 8-bit integers with a scale of each output, on a CPU; a draft pass reads half the "
+            "bytes. The target stays as it is, and so does the output"
+        ),
+    ] = None
     speculative_num_steps: Annotated[
         int | None,
         Doc(

@@ -9,6 +9,7 @@ from .draft_config import DraftConfig
 from .draft_names import our_name
 from .draft_source import DraftSource
 from .model_sizes import kv_bytes_per_token, padded, runs_packed, weight_bytes
+from .refusal import Refused
 from .tensor_shapes import draft_shapes
 
 
@@ -23,11 +24,14 @@ NO_DRAFT = DraftSizes(0, 0)
 
 
 class _Matrix(NamedTuple):
-    """[``outputs``, ``inputs``], of tensors of these ``names``; "": rows of the target's head."""
+    """[``outputs``, ``inputs``], of tensors of these ``names``; "": rows of the target's head.
+    ``rounds``: it may be rounded to integers.
+    """
 
     names: tuple[str, ...]
     outputs: int
     inputs: int
+    rounds: bool = True
 
 
 def draft_sizes(draft: DraftSource, placement: Placement) -> DraftSizes:
@@ -45,8 +49,22 @@ def draft_sizes(draft: DraftSource, placement: Placement) -> DraftSizes:
     return DraftSizes(weights, kv_bytes_per_token(config.model, item))
 
 
-def _matrices(config: DraftConfig) -> Iterator[_Matrix]:
-    """Of an EAGLE or EAGLE3 draft, gate and up padded as the CPU's kernels do."""
+def refuse_quantization(draft: DraftSource | None, placement: Placement) -> Refused | None:
+    """Why the draft cannot be rounded to integers, if it is asked for and cannot be."""
+    if draft is None or not draft.int8 or runs_packed(draft.config.model, placement):
+        return None
+    return Refused(
+        "speculative_draft_model_quantization",
+        "int8 is for the CPU's own kernels so far (--device cpu, a head_dim that is a multiple of "
+        "8); leave it out",
+        501,
+    )
+
+
+def _matrices(config: DraftConfig, int8: bool) -> Iterator[_Matrix]:
+    """Of an EAGLE or EAGLE3 draft, gate and up padded as the CPU's kernels do; with ``int8`` the
+    head is always its own.
+    """
     model, three = config.model, config.algorithm == "EAGLE3"
     hidden, inner, q = model.hidden_size, model.intermediate_size, model.q_size
     for index in range(model.num_hidden_layers):
@@ -58,8 +76,8 @@ def _matrices(config: DraftConfig) -> Iterator[_Matrix]:
         yield _Matrix((f"{mlp}.gate_proj", f"{mlp}.up_proj"), 2 * inner, hidden)
         yield _Matrix((f"{mlp}.down_proj",), hidden, inner)
     if config.has_fc:
-        yield _Matrix(("fc",), hidden, config.feature_size + (0 if three else hidden))
-    if config.owns_head or config.hot_tokens:
+        yield _Matrix(("fc",), hidden, config.feature_size + (0 if three else hidden), False)
+    if config.owns_head or config.hot_tokens or int8:
         name = "lm_head" if config.owns_head else ""
         yield _Matrix((name,), config.draft_vocab_size, hidden)
 
@@ -79,9 +97,10 @@ def _packed_bytes(draft: DraftSource) -> int:
         return 2 if types == {"bfloat16"} else 4
 
     total = _table_elements(config) * item(("embed_tokens",))
-    for matrix in _matrices(config):
+    for matrix in _matrices(config, draft.int8):
         outputs = padded(matrix.outputs)
         if len(matrix.names) == 2:  # gate and up, eight rows of each in turn
             outputs = 2 * padded(matrix.outputs // 2, 8)
-        total += outputs * matrix.inputs * item(matrix.names)
+        rounded = draft.int8 and matrix.rounds
+        total += outputs * matrix.inputs * (1 if rounded else item(matrix.names))
     return total

@@ -24,7 +24,7 @@ class DraftSource(NamedTuple):
 
     ``stored``: its tensors' types by name, empty for dummy weights; ``target_dtype``: that of the
     target's checkpoint. ``token_map``: the target's id of each of its draft ids, where the user
-    gave them.
+    gave them. ``int8``: its matrices are to be rounded.
     """
 
     folder: Path
@@ -34,6 +34,7 @@ class DraftSource(NamedTuple):
     stored: dict[str, str]
     target_dtype: str
     token_map: tuple[int, ...] | None
+    int8: bool = False
 
 
 def find_draft(config: EngineConfig, target: ModelConfig) -> DraftSource | None:
@@ -101,4 +102,13 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         )
     load_format = config.speculative_draft_load_format or config.load_format
     stored = {} if load_format == "dummy" else tensor_dtypes(folder)
-    return DraftSource(folder, draft, shape, load_format, stored, target.torch_dtype, token_map)
+    return DraftSource(
+        folder,
+        draft,
+        shape,
+        load_format,
+        stored,
+        target.torch_dtype,
+        token_map,
+        config.speculative_draft_model_quantization == "int8",
+    )

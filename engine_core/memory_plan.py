@@ -9,7 +9,7 @@ from .config import EngineConfig, served_context
 from .device_config import DTYPE_BYTES, Placement
 from .draft_config import SpecShape
 from .draft_memory import NO_PARTS, draft_parts
-from .draft_sizes import NO_DRAFT, draft_sizes
+from .draft_sizes import NO_DRAFT, draft_sizes, refuse_quantization
 from .draft_source import DraftSource
 from .drafter_spec import find_drafter
 from .graph_sizes import graph_chunk
@@ -99,6 +99,9 @@ def plan_memory(
     shape = _shape(config)
     if isinstance(shape, Refused):
         return shape
+    refused = refuse_quantization(draft, placement)
+    if refused is not None:
+        return refused
     width = shape.num_draft_tokens
     on_cuda = placement.device == "cuda"
     item = DTYPE_BYTES[placement.dtype]

@@ -16,6 +16,7 @@ _DRAFT_MODEL_FIELDS = (
     "speculative_draft_model_path",
     "speculative_draft_model_revision",
     "speculative_draft_load_format",
+    "speculative_draft_model_quantization",
     "speculative_num_steps",
     "speculative_eagle_topk",
     "speculative_token_map",
@@ -93,6 +94,11 @@ def _refuse_draft_model(config: "EngineConfig", spec: DrafterSpec) -> Refused | 
         )
     if config.speculative_token_map is not None and spec.name in _NO_TOKEN_MAP:
         return Refused("speculative_token_map", _NO_TOKEN_MAP[spec.name])
+    if config.speculative_draft_model_quantization is not None and spec.name == "STANDALONE":
+        return Refused(
+            "speculative_draft_model_quantization",
+            "is of EAGLE and EAGLE3; a STANDALONE draft runs as its checkpoint is; leave it out",
+        )
     shape = given_shape(config)
     if shape is None:
         # The draft's config.json decides; no row has more nodes than this.

@@ -92,10 +92,10 @@ static void ISA(embed)(const decoder_model *model, const int64_t *ids, int64_t r
             continue;
         }
         int64_t column = ids[t] % PANEL, base = ids[t] / PANEL * PANEL * head->k;
-        if (!head->is_float32)
+        if (head->type == WEIGHTS_BF16)
             column = column % 8 * 2 + column / 8;
         for (int64_t k = 0; k < model->hidden; k++)
-            out[k] = ISA(element)(head->data, base + k * PANEL + column, head->is_float32);
+            out[k] = ISA(element)(head->data, base + k * PANEL + column, head->type == WEIGHTS_F32);
     }
 }
 

@@ -19,11 +19,11 @@
 
 #ifndef FUSED_MULTIPLY_ADD
 /* The register block in C, see cpu_tile_avx2.h: acc[rows][2 * panels][8]. */
-ALWAYS_INLINE void ISA(tile)(const int rows, const int panels, const int is_float32,
-                             const float *x, int64_t ldx, const char *w, int64_t panel_bytes,
+ALWAYS_INLINE void ISA(tile)(const int rows, const int panels, const int type, const float *x,
+                             int64_t ldx, const char *w, int64_t panel_bytes,
                              int64_t k_size, float *acc)
 {
-    const int step_bytes = is_float32 ? 4 * PANEL : 2 * PANEL;
+    const int64_t step_bytes = cpu_weight_bytes(type) * PANEL;
     v8f sum[12];
     for (int i = 0; i < 2 * rows * panels; i++)
         sum[i] = (v8f){0};
@@ -31,7 +31,10 @@ ALWAYS_INLINE void ISA(tile)(const int rows, const int panels, const int is_floa
         for (int p = 0; p < panels; p++) {
             const char *step = w + p * panel_bytes + k * step_bytes;
             v8f lo, hi;
-            if (is_float32) {
+            if (type == WEIGHTS_I8) {
+                lo = __builtin_convertvector(*(const v8c *)step, v8f);
+                hi = __builtin_convertvector(*(const v8c *)(step + 8), v8f);
+            } else if (type == WEIGHTS_F32) {
                 lo = ISA(load)((const float *)step);
                 hi = ISA(load)((const float *)step + 8);
             } else {
@@ -54,6 +57,10 @@ ALWAYS_INLINE void ISA(write_panel)(const packed_matrix *m, int64_t panel, const
                                     float *out, int epilogue)
 {
     v8f lo = ISA(load)(acc), hi = ISA(load)(acc + 8);
+    if (m->type == WEIGHTS_I8) {
+        lo = lo * ISA(load)(m->scales + panel * PANEL);
+        hi = hi * ISA(load)(m->scales + panel * PANEL + 8);
+    }
     if (m->bias) {
         lo = lo + ISA(load)(m->bias + panel * PANEL);
         hi = hi + ISA(load)(m->bias + panel * PANEL + 8);
@@ -81,11 +88,11 @@ ALWAYS_INLINE void ISA(write_panel)(const packed_matrix *m, int64_t panel, const
 }
 
 #ifdef FUSED_MULTIPLY_ADD
-#define TILE(TYPE, IS_F32, ROWS, PANELS)                                                           \
+#define TILE(TYPE, ROWS, PANELS)                                                                   \
     ISA(tile_##TYPE##_##ROWS##x##PANELS)(x, ldx, w, panel_bytes, m->k, ahead, acc)
 #else
-#define TILE(TYPE, IS_F32, ROWS, PANELS)                                                           \
-    ISA(tile)(ROWS, PANELS, IS_F32, x, ldx, w, panel_bytes, m->k, acc)
+#define TILE(TYPE, ROWS, PANELS)                                                                   \
+    ISA(tile)(ROWS, PANELS, WEIGHTS_##TYPE, x, ldx, w, panel_bytes, m->k, acc)
 #endif
 
 /* One register block: ROWS rows against PANELS panels from `panel` on, fetching `ahead` bytes. */
@@ -94,14 +101,16 @@ ALWAYS_INLINE void ISA(write_panel)(const packed_matrix *m, int64_t panel, const
         const packed_matrix *m, int64_t panel, const float *x, int64_t ldx, float *out,            \
         int64_t ldo, int epilogue, int64_t ahead)                                                  \
     {                                                                                              \
-        int64_t panel_bytes = m->k * PANEL * (m->is_float32 ? 4 : 2);                              \
+        int64_t panel_bytes = m->k * PANEL * cpu_weight_bytes(m->type);                            \
         const char *w = (const char *)m->data + panel * panel_bytes;                               \
         float acc[TILE_FLOATS];                                                                    \
         (void)ahead;                                                                               \
-        if (m->is_float32)                                                                         \
-            TILE(F32, 1, ROWS, PANELS);                                                            \
+        if (m->type == WEIGHTS_BF16)                                                               \
+            TILE(BF16, ROWS, PANELS);                                                              \
+        else if (m->type == WEIGHTS_F32)                                                           \
+            TILE(F32, ROWS, PANELS);                                                               \
         else                                                                                       \
-            TILE(BF16, 0, ROWS, PANELS);                                                           \
+            TILE(I8, ROWS, PANELS);                                                                \
         for (int r = 0; r < ROWS; r++)                                                             \
             for (int p = 0; p < PANELS; p++)                                                       \
                 ISA(write_panel)(m, panel + p, acc + 16 * (r * PANELS + p), out + r * ldo,         \
@@ -177,7 +186,7 @@ static void ISA(matmul_few)(const packed_matrix *m, const float *x, int64_t ldx,
                             float *out, int64_t ldo, int epilogue)
 {
     const ISA(blocks) *of = &ISA(blocks_of)[rows];
-    int64_t panel = 0, panel_bytes = m->k * PANEL * (m->is_float32 ? 4 : 2);
+    int64_t panel = 0, panel_bytes = m->k * PANEL * cpu_weight_bytes(m->type);
     int64_t ahead = ISA(ahead)(of->panels, panel_bytes);
     for (; panel + of->panels <= m->panels; panel += of->panels)
         of->wide(m, panel, x, ldx, out, ldo, epilogue, ahead);

@@ -2,6 +2,7 @@
 #ifndef OUTRIDER_CPU_MEMORY_H
 #define OUTRIDER_CPU_MEMORY_H
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #if defined(__linux__)
@@ -59,6 +60,38 @@ static inline void cpu_pack_f32(const float *source, int64_t n, int64_t k_size, 
             float *column = packed + p * k_size * PANEL + c;
             for (int64_t k = 0; row >= 0 && k < k_size; k++)
                 column[k * PANEL] = source[row * k_size + k];
+        }
+}
+
+static inline float cpu_source_weight(const void *source, int is_float32, int64_t index)
+{
+    uint32_t bits;
+    float value;
+    if (is_float32)
+        return ((const float *)source)[index];
+    bits = (uint32_t)((const uint16_t *)source)[index] << 16;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* Rows of float32 or bfloat16 as -127..127 times a scale of each. */
+static inline void cpu_pack_i8(const void *source, int is_float32, int64_t n, int64_t k_size,
+                               int64_t panels, int pairs, int8_t *packed, float *scales)
+{
+    for (int64_t p = 0; p < panels; p++)
+        for (int64_t c = 0; c < PANEL; c++) {
+            int64_t row = cpu_source_row(n, pairs, p, c);
+            float most = 0.0f;
+            int8_t *column = packed + p * k_size * PANEL + c;
+            for (int64_t k = 0; row >= 0 && k < k_size; k++) {
+                float size = fabsf(cpu_source_weight(source, is_float32, row * k_size + k));
+                most = size > most ? size : most;
+            }
+            scales[p * PANEL + c] = most / 127.0f;
+            for (int64_t k = 0; most > 0.0f && k < k_size; k++) {
+                float weight = cpu_source_weight(source, is_float32, row * k_size + k);
+                column[k * PANEL] = (int8_t)lrintf(weight / most * 127.0f);
+            }
         }
 }
 

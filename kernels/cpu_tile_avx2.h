@@ -17,6 +17,13 @@
 #define F32_LOAD(at, panel)                                                                        \
     "vmovups " at "(%[w]" panel "), %%ymm12\n\t"                                                   \
     "vmovups 32+" at "(%[w]" panel "), %%ymm13\n\t"
+#define I8_STEP "16"
+#define I8_PAIR "32"
+#define I8_LOAD(at, panel)                                                                         \
+    "vpmovsxbd " at "(%[w]" panel "), %%ymm12\n\t"                                                 \
+    "vpmovsxbd 8+" at "(%[w]" panel "), %%ymm13\n\t"                                               \
+    "vcvtdq2ps %%ymm12, %%ymm12\n\t"                                                               \
+    "vcvtdq2ps %%ymm13, %%ymm13\n\t"
 
 /* acc[lo], acc[hi] += weights * activation */
 #define ROW(at, row, lo, hi)                                                                       \
@@ -55,6 +62,7 @@
 #define FETCH_2(at) FETCH_1(at) FETCH(at, P1)
 #define FETCH_4(at) FETCH_2(at) FETCH(at, P2) FETCH(at, P3)
 #define BF16_FETCH(panels) FETCH_##panels("0")
+#define I8_FETCH(panels) FETCH_##panels("0")
 #define F32_FETCH(panels) FETCH_##panels("0") FETCH_##panels("64")
 
 #define ZERO(r) "vxorps %%ymm" r ", %%ymm" r ", %%ymm" r "\n\t"
@@ -104,7 +112,9 @@
 
 #define BF16_BYTES 32
 #define F32_BYTES 64
-#define DEFINE_TILES(ROWS, PANELS) DEFINE_TILE(BF16, ROWS, PANELS) DEFINE_TILE(F32, ROWS, PANELS)
+#define I8_BYTES 16
+#define DEFINE_TILES(ROWS, PANELS)                                                                 \
+    DEFINE_TILE(BF16, ROWS, PANELS) DEFINE_TILE(F32, ROWS, PANELS) DEFINE_TILE(I8, ROWS, PANELS)
 DEFINE_TILES(1, 1)
 DEFINE_TILES(1, 4)
 DEFINE_TILES(2, 1)
@@ -119,6 +129,11 @@ DEFINE_TILES(6, 1)
 #undef BF16_LOAD
 #undef BF16_FETCH
 #undef BF16_BYTES
+#undef I8_STEP
+#undef I8_PAIR
+#undef I8_LOAD
+#undef I8_FETCH
+#undef I8_BYTES
 #undef F32_STEP
 #undef F32_PAIR
 #undef F32_LOAD

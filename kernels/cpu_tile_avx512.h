@@ -14,6 +14,11 @@
 #define F32_STEP "64"
 #define F32_PAIR "128"
 #define F32_LOAD(at, panel, weight) "vmovups " at "(%[w]" panel "), %%zmm" weight "\n\t"
+#define I8_STEP "16"
+#define I8_PAIR "32"
+#define I8_LOAD(at, panel, weight)                                                                 \
+    "vpmovsxbd " at "(%[w]" panel "), %%zmm" weight "\n\t"                                         \
+    "vcvtdq2ps %%zmm" weight ", %%zmm" weight "\n\t"
 
 #define P1 ",%[pb]"
 #define P2 ",%[pb],2"
@@ -82,6 +87,7 @@
 #define FETCH_2(at) FETCH_1(at) FETCH(at, P1)
 #define FETCH_4(at) FETCH_2(at) FETCH(at, P2) FETCH(at, P3)
 #define BF16_FETCH(panels) FETCH_##panels("0")
+#define I8_FETCH(panels) FETCH_##panels("0")
 #define F32_FETCH(panels) FETCH_##panels("0") FETCH_##panels("64")
 
 #define ZERO(r) "vpxord %%zmm" r ", %%zmm" r ", %%zmm" r "\n\t"
@@ -148,8 +154,11 @@ static const uint32_t widen_bf16[16] __attribute__((aligned(64))) = {
 
 #define BF16_BYTES 32
 #define F32_BYTES 64
+#define I8_BYTES 16
 #define DEFINE_TILES(ROWS, PANELS, SAVED)                                                          \
-    DEFINE_TILE(BF16, ROWS, PANELS, SAVED) DEFINE_TILE(F32, ROWS, PANELS, SAVED)
+    DEFINE_TILE(BF16, ROWS, PANELS, SAVED)                                                         \
+    DEFINE_TILE(F32, ROWS, PANELS, SAVED)                                                          \
+    DEFINE_TILE(I8, ROWS, PANELS, SAVED)
 DEFINE_TILES(1, 1, SAVE_12)
 DEFINE_TILES(2, 1, SAVE_12)
 DEFINE_TILES(3, 1, SAVE_12)
@@ -179,6 +188,11 @@ DEFINE_TILES(12, 2, SAVE_24)
 #undef BF16_LOAD
 #undef BF16_FETCH
 #undef BF16_BYTES
+#undef I8_STEP
+#undef I8_PAIR
+#undef I8_LOAD
+#undef I8_FETCH
+#undef I8_BYTES
 #undef F32_STEP
 #undef F32_PAIR
 #undef F32_LOAD

@@ -15,17 +15,31 @@ typedef int32_t v8i __attribute__((vector_size(32)));
 typedef uint32_t v8u __attribute__((vector_size(32)));
 typedef v8f v8f_unaligned __attribute__((aligned(4), may_alias));
 typedef v16f v16f_unaligned __attribute__((aligned(4), may_alias));
+typedef int8_t v8c __attribute__((vector_size(8), aligned(1), may_alias));
 typedef v8u v8u_unaligned __attribute__((aligned(4), may_alias));
 
-/* A weight matrix [n, k] in panels of 16 output columns, k-major inside a panel. A bfloat16 step
- * is 8 words whose low halves are columns 0..7 and whose high halves are columns 8..15, so that a
- * shift and a mask widen them to float32; a float32 step is the 16 columns. Missing columns are 0. */
+/* What a packed weight is. A step of a panel is its 16 columns at one k. */
+enum {
+    WEIGHTS_BF16 = 0, /* 8 words: low halves are columns 0..7, high halves 8..15, so that a shift and
+                         a mask widen them to float32 */
+    WEIGHTS_F32 = 1,
+    WEIGHTS_I8 = 2, /* to be multiplied with its column's scale */
+};
+
+/* A weight matrix [n, k] in panels of 16 output columns, k-major inside a panel. Missing columns
+ * are 0. */
 typedef struct {
     const void *data;
-    const float *bias; /* float32[panels * 16] in panel order, or NULL */
+    const float *bias;   /* float32[panels * 16] in panel order, or NULL */
+    const float *scales; /* likewise, of WEIGHTS_I8 */
     int64_t n, k, panels;
-    int is_float32;
+    int type;
 } packed_matrix;
+
+static inline int64_t cpu_weight_bytes(int type)
+{
+    return type == WEIGHTS_F32 ? 4 : type == WEIGHTS_BF16 ? 2 : 1;
+}
 
 enum { EPILOGUE_STORE = 0, EPILOGUE_ADD = 1, EPILOGUE_SILU_MUL = 2 };
 

@@ -1,18 +1,23 @@
 """The structures of the native CPU kernels."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint16_t
 
 cdef extern from "cpu_types.h" nogil:
     enum:
         PANEL
         EPILOGUE_STORE
+        WEIGHTS_BF16
+        WEIGHTS_F32
+        WEIGHTS_I8
+    int64_t cpu_weight_bytes(int)
     ctypedef struct softmax_state:
         pass
     ctypedef struct packed_matrix:
         const void *data
         const float *bias
+        const float *scales
         int64_t n, k, panels
-        int is_float32
+        int type
     ctypedef struct decoder_layer:
         packed_matrix qkv, o, gate_up, down
         const float *input_norm
@@ -94,4 +99,5 @@ cdef extern from "cpu_memory.h" nogil:
     void *cpu_allocate(size_t)
     int64_t cpu_source_row(int64_t, int, int64_t, int64_t)
     void cpu_pack_bf16(const uint16_t *, int64_t, int64_t, int64_t, int, uint16_t *)
+    void cpu_pack_i8(const void *, int, int64_t, int64_t, int64_t, int, int8_t *, float *)
     void cpu_pack_f32(const float *, int64_t, int64_t, int64_t, int, float *)

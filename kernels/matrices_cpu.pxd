@@ -11,6 +11,7 @@ cdef class PackedMatrix:
     cdef packed_matrix c
     cdef void *owned
     cdef float *owned_bias
+    cdef float *owned_scales
     cdef Arena arena
     cdef bint is_pairs
     cdef int pack_bias(self, const float[::1] bias) except -1

@@ -23,6 +23,7 @@ class PackedMatrix:
 
     ``bias`` is float32[outputs]. ``pairs``: the rows are two halves (gate and up) that a gated
     activation will multiply. Memory comes from ``arena`` while it lasts, else from the heap.
+    ``int8``: weights are rounded to integers of up to 127, times a scale of each output.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class PackedMatrix:
         *,
         pairs: bool = False,
         arena: Arena | None = None,
+        int8: bool = False,
     ) -> None: ...
     @property
     def shape(self) -> tuple[int, int]:

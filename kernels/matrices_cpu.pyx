@@ -3,11 +3,12 @@
 """Packed weights, and what is done with one matrix or norm alone; see matrices_cpu.pyi."""
 
 cimport cython
-from libc.stdint cimport int64_t, uint16_t
+from libc.stdint cimport int8_t, int64_t, uint16_t
 from libc.stdlib cimport free
 
 from .cpu_types cimport (
-    EPILOGUE_STORE, PANEL, cpu_allocate, cpu_pack_bf16, cpu_pack_f32, cpu_source_row,
+    EPILOGUE_STORE, PANEL, WEIGHTS_BF16, WEIGHTS_F32, WEIGHTS_I8, cpu_allocate, cpu_pack_bf16,
+    cpu_pack_f32, cpu_pack_i8, cpu_source_row, cpu_weight_bytes,
 )
 from .native_cpu cimport isa_of, matmul, norm_rows
 
@@ -39,16 +40,18 @@ cdef class Arena:
 cdef class PackedMatrix:
     """A weight matrix in the layout of the matmul kernel."""
 
-    def __init__(self, weight, bias=None, *, bint pairs=False, Arena arena=None):
+    def __init__(self, weight, bias=None, *, bint pairs=False, Arena arena=None, bint int8=False):
         cdef const uint16_t[:, ::1] half
         cdef const float[:, ::1] single
+        cdef const void *source
+        cdef bint is_float32 = weight.dtype.itemsize == 4
         cdef size_t num_bytes
         cdef void *memory = NULL
         if self.c.data != NULL:
             raise RuntimeError("a PackedMatrix is packed once")
         self.is_pairs = pairs
-        self.c.is_float32 = weight.dtype.itemsize == 4
-        if self.c.is_float32:
+        self.c.type = WEIGHTS_I8 if int8 else WEIGHTS_F32 if is_float32 else WEIGHTS_BF16
+        if is_float32:
             single = weight
             self.c.n, self.c.k = single.shape[0], single.shape[1]
         else:
@@ -57,7 +60,8 @@ cdef class PackedMatrix:
         if self.c.n < 1 or self.c.k < 1 or (pairs and self.c.n % 2):
             raise ValueError(f"weight: cannot pack the shape {weight.shape} (pairs={pairs})")
         self.c.panels = (self.c.n // 2 + 7) // 8 if pairs else (self.c.n + PANEL - 1) // PANEL
-        num_bytes = self.c.panels * PANEL * self.c.k * (4 if self.c.is_float32 else 2)
+        source = <const void *>&single[0, 0] if is_float32 else <const void *>&half[0, 0]
+        num_bytes = self.c.panels * PANEL * self.c.k * cpu_weight_bytes(self.c.type)
         if arena is not None:
             memory = arena.take(num_bytes)
         if memory != NULL:
@@ -67,10 +71,18 @@ cdef class PackedMatrix:
         if memory == NULL:
             raise MemoryError(f"no memory for {num_bytes} bytes of weights")
         self.c.data = memory
-        if self.c.is_float32:
-            cpu_pack_f32(&single[0, 0], self.c.n, self.c.k, self.c.panels, pairs, <float *>memory)
+        if int8:
+            self.owned_scales = <float *>cpu_allocate(self.c.panels * PANEL * sizeof(float))
+            if self.owned_scales == NULL:
+                raise MemoryError("no memory for the scales of a matrix")
+            self.c.scales = self.owned_scales
+            cpu_pack_i8(source, is_float32, self.c.n, self.c.k, self.c.panels, pairs,
+                        <int8_t *>memory, self.owned_scales)
+        elif is_float32:
+            cpu_pack_f32(<const float *>source, self.c.n, self.c.k, self.c.panels, pairs,
+                         <float *>memory)
         else:
-            cpu_pack_bf16(&half[0, 0], self.c.n, self.c.k, self.c.panels, pairs,
+            cpu_pack_bf16(<const uint16_t *>source, self.c.n, self.c.k, self.c.panels, pairs,
                           <uint16_t *>memory)
         if bias is not None:
             self.pack_bias(bias)
@@ -93,6 +105,7 @@ cdef class PackedMatrix:
     def __dealloc__(self):
         free(self.owned)
         free(self.owned_bias)
+        free(self.owned_scales)
 
     @property
     def shape(self):
@@ -102,7 +115,7 @@ cdef class PackedMatrix:
     @property
     def nbytes(self):
         """Bytes of the packed weights."""
-        return self.c.panels * PANEL * self.c.k * (4 if self.c.is_float32 else 2)
+        return self.c.panels * PANEL * self.c.k * cpu_weight_bytes(self.c.type)
 
 
 cdef int check_matrix(PackedMatrix matrix, str name, int64_t n, int64_t k,

@@ -75,19 +75,23 @@ class PackedBody(NamedTuple):
         return sum(matrix.nbytes for matrix in self)
 
 
-def pack_body(body: LayerBody, arena: Arena) -> PackedBody:
-    """The layer's matrices, in ``arena``."""
+def pack_body(body: LayerBody, arena: Arena, int8: bool = False) -> PackedBody:
+    """The layer's matrices, in ``arena``; ``int8``: see PackedMatrix."""
     return PackedBody(
-        pack(body.qkv, body.qkv_bias, arena),
-        pack(body.o, body.o_bias, arena),
-        PackedMatrix(bits(body.gate_up), floats(body.gate_up_bias), pairs=True, arena=arena),
-        pack(body.down, body.down_bias, arena),
+        pack(body.qkv, body.qkv_bias, arena, int8),
+        pack(body.o, body.o_bias, arena, int8),
+        PackedMatrix(
+            bits(body.gate_up), floats(body.gate_up_bias), pairs=True, arena=arena, int8=int8
+        ),
+        pack(body.down, body.down_bias, arena, int8),
     )
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None, arena: Arena) -> PackedMatrix:
-    """A matrix [out, in] in ``arena``."""
-    return PackedMatrix(bits(weight), floats(bias), arena=arena)
+def pack(
+    weight: torch.Tensor, bias: torch.Tensor | None, arena: Arena, int8: bool = False
+) -> PackedMatrix:
+    """A matrix [out, in] in ``arena``; ``int8``: see PackedMatrix."""
+    return PackedMatrix(bits(weight), floats(bias), arena=arena, int8=int8)
 
 
 def body_bytes(config: ModelConfig, width: int, item: int) -> int:

@@ -34,9 +34,12 @@ from .model import TargetModel
 class NativeDraft:
     """As `torch_draft.TorchDraft`, a pass being one native call.
 
-    bfloat16 weights stay bfloat16 in memory. Results are bit-identical for every batch shape. A
-    result's memory is its own only until the next call of the same method; ``forward`` may take
-    its own last answer.
+    bfloat16 weights stay bfloat16 in memory. With ``int8`` the matrices of the layers and the head
+    are 8-bit integers with a scale of each output, the head also where it is the target's: a pass
+    reads half the bytes, and drafts may differ from those of the weights as they are.
+
+    Results are bit-identical for every batch shape. A result's memory is its own only until the
+    next call of the same method; ``forward`` may take its own last answer.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class NativeDraft:
         config: DraftConfig,
         target: TargetModel,
         isa: InstructionSet | None = None,
+        int8: bool = False,
     ) -> None:
         model = config.model
         self._config = config
@@ -53,6 +57,8 @@ class NativeDraft:
         self._token_ids = weights.token_ids
         if config.hot_tokens and weights.token_ids is not None:
             weights.head = target.output_head[weights.token_ids]
+        if int8 and weights.head is None:
+            weights.head = target.output_head
         self._rotary = RotaryTable(
             model.rope, model.head_dim, model.context_length, torch.device("cpu")
         )
@@ -67,12 +73,13 @@ class NativeDraft:
             isa=isa,
         )
         self._seen = SeenArrays()
-        self._arena = Arena(_arena_bytes(weights, config))
+        self._int8 = int8
+        self._arena = Arena(_arena_bytes(weights, config, int8))
         self._weight_bytes = 0
         for index, layer in enumerate(weights.layers):
             self._install(index, layer)
-        self._fc = self._packed(weights.fc, weights.fc_bias)
-        self._head = self._packed(weights.head, None)
+        self._fc = self._packed(weights.fc, weights.fc_bias, False)
+        self._head = self._packed(weights.head, None, int8)
         embed = bits(target.embedding if weights.embed is None else weights.embed)
         self._weight_bytes += 0 if weights.embed is None else embed.nbytes
         is_eagle = config.algorithm == "EAGLE"
@@ -234,7 +241,7 @@ class NativeDraft:
 
     def _install(self, index: int, layer: DraftLayer) -> None:
         body = layer.body
-        packed = pack_body(body, self._arena)
+        packed = pack_body(body, self._arena, self._int8)
         self._layers.set_layer(
             index,
             input_norm=floats(layer.norm),
@@ -252,11 +259,11 @@ class NativeDraft:
         self._weight_bytes += packed.nbytes
 
     def _packed(
-        self, weight: torch.Tensor | None, bias: torch.Tensor | None
+        self, weight: torch.Tensor | None, bias: torch.Tensor | None, int8: bool
     ) -> PackedMatrix | None:
         if weight is None:
             return None
-        matrix = pack(weight, bias, self._arena)
+        matrix = pack(weight, bias, self._arena, int8)
         self._weight_bytes += matrix.nbytes
         return matrix
 
@@ -268,12 +275,14 @@ def packed_head(target: TargetModel) -> PackedMatrix:
     return PackedMatrix(bits(target.output_head))
 
 
-def _arena_bytes(weights: DraftWeights, config: DraftConfig) -> int:
+def _arena_bytes(weights: DraftWeights, config: DraftConfig, int8: bool) -> int:
     """Bytes of all packed matrices."""
     total = 0
     for layer in weights.layers:
-        total += body_bytes(config.model, layer.body.qkv.shape[1], item_bytes(layer.body.qkv))
-    for matrix in (weights.fc, weights.head):
+        item = 1 if int8 else item_bytes(layer.body.qkv)
+        total += body_bytes(config.model, layer.body.qkv.shape[1], item)
+    for matrix, rounded in ((weights.fc, False), (weights.head, int8)):
         if matrix is not None:
-            total += packed_bytes(matrix.shape[0], matrix.shape[1], item_bytes(matrix))
+            item = 1 if rounded else item_bytes(matrix)
+            total += packed_bytes(matrix.shape[0], matrix.shape[1], item)
     return total

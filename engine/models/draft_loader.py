@@ -34,12 +34,14 @@ def load_draft(
     load_format: LoadFormat = "auto",
     native: bool = True,
     token_map: tuple[int, ...] | None = None,
+    int8: bool = False,
 ) -> DraftNet:
     """The draft of ``folder`` for ``target``, whose embedding and head it may share.
 
     ``token_map``: the target's id of each draft id, for ``hot_tokens``. Positions may run
-    ``OVERRUN_TOKENS`` past the draft's context. ``load_format`` and ``native`` as for
-    ``load_model``. Raises WeightsError naming the tensor or file that is wrong.
+    ``OVERRUN_TOKENS`` past the draft's context. ``int8``: see NativeDraft; for the CPU's own
+    kernels alone. ``load_format`` and ``native`` as for ``load_model``. Raises WeightsError naming
+    the tensor or file that is wrong.
     """
     longer = config.model.context_length + OVERRUN_TOKENS
     model = msgspec.structs.replace(config.model, context_length=longer)
@@ -59,7 +61,9 @@ def load_draft(
     if config.hot_tokens:
         weights.token_ids = _hot_ids(config, token_map)
     if on_cpu:
-        return NativeDraft(weights, config, target)
+        return NativeDraft(weights, config, target, int8=int8)
+    if int8:
+        raise ValueError("int8: only the CPU's own kernels read such a draft")
     if native and device.type == "cuda":
         # Loads triton, which machines without a GPU need not have.
         from .gpu_draft import GpuDraft

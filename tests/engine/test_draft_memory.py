@@ -12,17 +12,18 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import load_model
 from outrider.engine.models.draft_loader import load_draft
 from outrider.engine.rank_worker import find_site, load_rank
-from outrider.engine_core.config import EngineConfig
+from outrider.engine_core.config import EngineConfig, refuse_config
 from outrider.engine_core.device_config import Placement
 from outrider.engine_core.draft_config import SpecShape
-from outrider.engine_core.draft_sizes import draft_sizes
+from outrider.engine_core.draft_sizes import draft_sizes, refuse_quantization
 from outrider.engine_core.draft_source import DraftSource, find_draft
 from outrider.engine_core.memory_plan import MemoryPlan, memory_parts, plan_memory
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.refusal import RefusedError
+from outrider.engine_core.sampling_params import SamplingParams
 
 from . import draft_checkpoints as drafts
-from .cores import running_engine
+from .cores import drive, request, running_engine, tokens_of
 from .tiny import write_checkpoint
 
 CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
@@ -31,6 +32,7 @@ CPU = torch.device("cpu")
 GIB = 1 << 30
 VOCAB = 64
 ON_CUDA = Placement("cuda", "bfloat16", 0.9)
+ON_CPU = Placement("cpu", "float32", 0.9)
 
 
 @pytest.fixture
@@ -173,6 +175,51 @@ def test_what_is_wrong_with_a_draft_names_its_flag(target: Path, tmp_path: Path)
     loaded = load_rank(site)
     assert loaded.draft is not None
     assert loaded.draft.weight_bytes == site.plan.draft_weight_bytes
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
+def test_a_rounded_draft_is_planned_loaded_and_changes_no_output(
+    target: Path, tmp_path: Path, algorithm: str
+) -> None:
+    kind = next(k for k in drafts.DRAFTS.values() if k.algorithm == algorithm and not k.hot)
+    folder = kind.write(tmp_path / "d", target)
+    fields = {"speculative_draft_model_quantization": "int8"}
+    site = find_site(config_of(target, algorithm, folder, **fields))
+    whole = find_site(config_of(target, algorithm, folder))
+    loaded = load_rank(site)
+    assert loaded.draft is not None
+    assert loaded.draft.weight_bytes == site.plan.draft_weight_bytes
+    assert whole.plan.draft_weight_bytes > 0
+    prompts = [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8]]
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+    found = []
+    for config in (
+        config_of(target, algorithm, folder).without_speculation(),
+        config_of(target, algorithm, folder, **fields),
+    ):
+        with running_engine(config) as engine:
+            requests = [request(f"{n}", ids, greedy) for n, ids in enumerate(prompts)]
+            outputs = drive(engine.core, requests)
+            found.append({rid: tokens_of(some) for rid, some in outputs.items()})
+    assert found[0] == found[1]
+
+
+def test_where_a_draft_cannot_be_rounded(target: Path, tmp_path: Path) -> None:
+    kind = next(k for k in drafts.DRAFTS.values() if k.algorithm == "EAGLE3")
+    folder = kind.write(tmp_path / "d", target)
+    config = config_of(target, "EAGLE3", folder, speculative_draft_model_quantization="int8")
+    model = load_model_config(target)
+    draft = find_draft(config, model)
+    assert draft is not None
+    assert refuse_quantization(draft, ON_CPU) is None
+    refused = refuse_quantization(draft, ON_CUDA)
+    assert refused is not None
+    assert (refused.field, refused.status) == ("speculative_draft_model_quantization", 501)
+    refused = refuse_config(
+        config_of(target, "STANDALONE", folder, speculative_draft_model_quantization="int8")
+    )
+    assert refused is not None
+    assert refused.field == "speculative_draft_model_quantization"
 
 
 def planned(fraction: float = 0.9, **fields: Any) -> MemoryPlan:

@@ -109,6 +109,7 @@ MODEL_FIELDS = {
     "speculative_draft_model_path": "d",
     "speculative_draft_model_revision": "main",
     "speculative_draft_load_format": "dummy",
+    "speculative_draft_model_quantization": "int8",
     STEPS: 3,
     TOPK: 1,
     "speculative_token_map": "x.json",

@@ -15,9 +15,17 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 48, 61, 64, 200)
 SHAPES = ((16, 8), (64, 33), (70, 256), (7, 1), (131, 301), (33, 2000))
 
 
-def packed(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMatrix:
+def packed(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, int8: bool = False
+) -> PackedMatrix:
     bits = weight.view(torch.uint16) if weight.dtype == torch.bfloat16 else weight
-    return PackedMatrix(bits.numpy(), None if bias is None else bias.numpy())
+    return PackedMatrix(bits.numpy(), None if bias is None else bias.numpy(), int8=int8)
+
+
+def rounded(weight: torch.Tensor) -> torch.Tensor:
+    """What a row's integers times its scale are."""
+    most = weight.float().abs().amax(1, keepdim=True)
+    return torch.round(weight.float() / most * 127).double() * (most.double() / 127)
 
 
 def run(x: torch.Tensor, matrix: PackedMatrix, isa: Any = None) -> torch.Tensor:
@@ -26,16 +34,19 @@ def run(x: torch.Tensor, matrix: PackedMatrix, isa: Any = None) -> torch.Tensor:
     return out
 
 
+@pytest.mark.parametrize("int8", [False, True], ids=["whole", "int8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("isa", instruction_sets())
-def test_linear(dtype: torch.dtype, shape: tuple[int, int], isa: str) -> None:
+def test_linear(dtype: torch.dtype, shape: tuple[int, int], isa: str, int8: bool) -> None:
     torch.manual_seed(shape[0])
     weight, bias = torch.randn(shape).to(dtype), torch.randn(shape[0])
     x = torch.randn(max(ROWS), shape[1])
-    exact = x.double() @ weight.double().T
-    tolerance = 1e-6 * float((x.abs().double() @ weight.abs().double().T).max())
-    plain, biased = packed(weight), packed(weight, bias)
+    meant = rounded(weight) if int8 else weight.double()
+    exact = x.double() @ meant.T
+    tolerance = 1e-6 * float((x.abs().double() @ meant.abs().T).max())
+    plain, biased = packed(weight, int8=int8), packed(weight, bias, int8)
+    assert plain.nbytes == -(-shape[0] // 16) * 16 * shape[1] * (1 if int8 else dtype.itemsize)
     whole = run(x, plain, isa)
     torch.testing.assert_close(whole.double(), exact, atol=tolerance, rtol=0)
     torch.testing.assert_close(
@@ -47,13 +58,23 @@ def test_linear(dtype: torch.dtype, shape: tuple[int, int], isa: str) -> None:
 
 
 @pytest.mark.skipif("avx512" not in instruction_sets(), reason="needs AVX-512")
+@pytest.mark.parametrize("int8", [False, True], ids=["whole", "int8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_avx512_and_avx2_give_the_same_bits(dtype: torch.dtype) -> None:
+def test_avx512_and_avx2_give_the_same_bits(dtype: torch.dtype, int8: bool) -> None:
     for shape in (*SHAPES, (256, 64), (80, 31)):
-        x, matrix = torch.randn(max(ROWS), shape[1]), packed(torch.randn(shape).to(dtype))
+        matrix = packed(torch.randn(shape).to(dtype), int8=int8)
+        x = torch.randn(max(ROWS), shape[1])
         for rows in ROWS:
             wide, narrow = (run(x[:rows], matrix, isa) for isa in ("avx512", "avx2"))
             assert torch.equal(wide, narrow), (shape, rows)
+
+
+def test_a_row_of_zeros_rounds_to_zeros() -> None:
+    weight = torch.randn(20, 9)
+    weight[3] = 0.0
+    out = run(torch.randn(2, 9), packed(weight, int8=True))
+    assert (out[:, 3] == 0.0).all()
+    assert torch.isfinite(out).all()
 
 
 def test_float32_and_bfloat16_storage_give_the_same_bits() -> None:
