@@ -20,7 +20,8 @@ What takes text needs a tokenizer: `generate`, `bench offline` and `bench serve`
 `--skip-tokenizer-init`."""
 _STEP = (
     "`bench step` takes engine flags too, those of a draft model among them, but none of NGRAM (it "
-    "verifies random drafts) and none of {}, which it sets by itself or has no use for."
+    "verifies random drafts) and none of {}, which it sets by itself or has no use for. "
+    "`profile sps` takes none of speculation and none of these."
 )
 
 

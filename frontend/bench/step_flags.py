@@ -1,6 +1,6 @@
-"""Engine flags that ``bench step`` has no use for, and why: field by field."""
+"""Engine flags that ``bench step`` and ``profile sps`` have no use for, and why: field by field."""
 
-from ...engine_core.config import EngineConfig
+from ...engine_core.config import EngineConfig, is_speculation
 from ...engine_core.drafter_spec import find_drafter
 from ...engine_core.refusal import Refused
 from ..flags import UsageError
@@ -16,13 +16,28 @@ _NGRAM = tuple(
     name for name in EngineConfig.__struct_fields__ if name.startswith("speculative_ngram_")
 )
 _RANDOM = "`bench step` verifies random drafts (--draft-lengths) where no model drafts"
+
+
+def _sizes_and_text(command: str) -> dict[str, str]:
+    return {
+        **dict.fromkeys(_SIZES, f"{command} sets it by itself, from the batch sizes; leave it out"),
+        **dict.fromkeys(_TEXT, f"{command} runs on token ids and answers nobody; leave it out"),
+    }
+
+
 # Without those of NGRAM, of which there are many.
 NOT_NGRAM = {
-    **dict.fromkeys(_SIZES, "`bench step` sets it by itself, from the batch sizes; leave it out"),
-    **dict.fromkeys(_TEXT, "`bench step` runs on token ids and answers nobody; leave it out"),
+    **_sizes_and_text("`bench step`"),
     "speculative_length_policy": "`bench step` drafts in every step; leave it out",
 }
 ABSENT = {**NOT_NGRAM, **dict.fromkeys(_NGRAM, f"{_RANDOM}; leave it out")}
+PROFILE_ABSENT = {
+    **_sizes_and_text("`profile sps`"),
+    **dict.fromkeys(
+        filter(is_speculation, EngineConfig.__struct_fields__),
+        "`profile sps` verifies random drafts; leave it out",
+    ),
+}
 
 
 def check_rounds(config: EngineConfig, draft_lengths: list[int] | None) -> None:
