@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .nonnegative_fit import fit_nonnegative
 from .sps_table import AdditiveTable, StepTable
 from .step_times import F64, knot_sizes
 from .table_files import TableError
@@ -38,9 +39,10 @@ def fit_steps(cells: Sequence[Cell]) -> StepTable:
 
 
 def fit_additive(cells: Sequence[Cell]) -> AdditiveTable:
-    """Form B, by least squares over what the table itself would answer for each cell.
+    """Form B, by least squares over what the table itself would answer for each cell, relative to
+    what was measured; neither part ever falls.
 
-    Probes are the batch sizes, and the mean batch tokens of each bin: 64 wide, the first of them
+    Probes are the batch sizes, and the most batch tokens of each bin: 64 wide, the first of them
     split. The parts of the first
     ones are 0: that cell's time is the bias. Raises TableError for fewer than four cells, or cells
     that do not tell the two parts apart.
@@ -51,12 +53,12 @@ def fit_additive(cells: Sequence[Cell]) -> AdditiveTable:
     seconds = np.array([cell.seconds for cell in cells], dtype=np.float64)
     bs_probes = np.unique(requests)
     bins = _bins(tokens)
-    m_probes = np.array([round(float(tokens[bins == b].mean())) for b in np.unique(bins)])
+    m_probes = np.array([float(tokens[bins == b].max()) for b in np.unique(bins)])
     design = np.hstack(
         [
             np.ones((len(cells), 1)),
-            _shares(requests, bs_probes)[:, 1:],
-            _shares(tokens, m_probes)[:, 1:],
+            _rises(requests, bs_probes),
+            _rises(tokens, m_probes),
         ]
     )
     if np.linalg.matrix_rank(design) < design.shape[1]:
@@ -64,8 +66,8 @@ def fit_additive(cells: Sequence[Cell]) -> AdditiveTable:
             f"cells: {len(cells)} do not tell what requests cost from what tokens cost; measure "
             "each batch size with more draft lengths"
         )
-    solved = np.linalg.lstsq(design, seconds, rcond=None)[0]
-    alpha, theta = np.split(solved[1:], [len(bs_probes) - 1])
+    solved = fit_nonnegative(design / seconds[:, None], np.ones(len(cells)))
+    alpha, theta = (np.cumsum(part) for part in np.split(solved[1:], [len(bs_probes) - 1]))
     return AdditiveTable(
         float(solved[0]),
         tuple(int(n) for n in bs_probes),
@@ -81,9 +83,12 @@ def _bins(tokens: F64) -> F64:
     return np.where(tokens <= TOKEN_BIN, small, len(_SMALL_BINS) + np.ceil(tokens / TOKEN_BIN))
 
 
-def _shares(values: F64, probes: F64) -> F64:
-    """float64[values, probes]: the weight of each probe in linear interpolation at each value."""
-    return np.stack([np.interp(values, probes, unit) for unit in np.eye(len(probes))], axis=1)
+def _rises(values: F64, probes: F64) -> F64:
+    """float64[values, probes - 1]: how much of each rise, from one probe to the next, linear
+    interpolation adds up at each value.
+    """
+    rises = [np.interp(values, probes, rise) for rise in np.tri(len(probes)).T[1:]]
+    return np.array(rises).reshape(len(rises), len(values)).T
 
 
 def _check(cells: Sequence[Cell], least: int) -> None:
