@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from ...engine_core.drafter_spec import MAX_DRAFT_TOKENS
-from ..bench.step_flags import PROFILE_ABSENT
+from ..bench.step_flags import PROFILE_SPS, check_rounds
 from ..flags import add_engine_flags, print_config, resolve_engine
 from ..json_file import JsonFile
 
@@ -12,6 +12,7 @@ KINDS = {
     "sts": "fit the temperatures of a confidence head to collected logits",
     "sps": "measure what verify steps cost by requests and tokens, on this machine and model",
 }
+_GAMMA = 7
 _OUT = "write the table here, as SGLang's JSON; -: to standard output"
 
 
@@ -85,7 +86,8 @@ def _sps(args: list[str]) -> int:
         usage="outrider profile sps --model MODEL --out FILE [--max-batch-size N] [--gamma N] "
         "[--context N] [--steps N] [--form {additive,step}] [flags]",
         description="Time verify steps of 0 to gamma random drafts a request at batch sizes 1, 2, "
-        "4, 8, 16, ... and fit a cost table to them.",
+        "4, 8, 16, ... and fit a cost table to them. With a draft model (--speculative-algorithm "
+        "EAGLE3, ...) its rounds are timed, too: gamma is theirs, and what drafting takes counts.",
         allow_abbrev=False,
     )
     parser.add_argument("--out", required=True, metavar="FILE", help=_OUT)
@@ -93,7 +95,7 @@ def _sps(args: list[str]) -> int:
         "--max-batch-size", type=_positive, default=64, metavar="N", help="requests (default 64)"
     )
     parser.add_argument(
-        "--gamma", type=_gamma, default=7, metavar="N", help="drafts a request (default 7)"
+        "--gamma", type=_gamma, metavar="N", help="random drafts a request (default 7)"
     )
     parser.add_argument(
         "--context", type=_positive, default=128, metavar="N", help="prompt tokens (default 128)"
@@ -107,21 +109,18 @@ def _sps(args: list[str]) -> int:
         default="additive",
         help="additive: seconds by requests and by tokens; step: steps a second by tokens alone",
     )
-    add_engine_flags(parser, PROFILE_ABSENT)
+    add_engine_flags(parser, PROFILE_SPS.absent())
     namespace = parser.parse_args(args)
-    config = resolve_engine(namespace, PROFILE_ABSENT)
+    config = resolve_engine(namespace, PROFILE_SPS.absent())
+    check_rounds(PROFILE_SPS, config, namespace.gamma is not None)
     target = JsonFile("--out", namespace.out)
 
     from ..bench.steps import bench_steps
-    from ..profiling.costs import cells_of, costs_text, fit_costs, profile_spec
+    from ..profiling.costs import Sweep, costs_text, fit_costs, measure_costs
 
-    report = bench_steps(
-        profile_spec(
-            config, namespace.max_batch_size, namespace.gamma, namespace.context, namespace.steps
-        )
-    )
-    print(print_config(report.config), file=sys.stderr, flush=True)
-    cells = cells_of(report)
+    sizes = Sweep(namespace.max_batch_size, namespace.context, namespace.steps)
+    cells, measured = measure_costs(config, sizes, namespace.gamma or _GAMMA, bench_steps)
+    print(print_config(measured), file=sys.stderr, flush=True)
     table = fit_costs(cells, namespace.form)
     target.write_beside(table, costs_text(cells, table))
     return 0

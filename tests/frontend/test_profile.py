@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from outrider.engine_core.sps_table import AdditiveTable, StepTable, read_sps
+from outrider.engine_core.step_bench import StepRow
 from outrider.engine_core.sts_table import fit_sts, read_sts
 from outrider.frontend import cli
-from outrider.frontend.profiling.costs import sweep
+from outrider.frontend.profiling.costs import batch_sizes, cells_of
 
 TINY = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -110,11 +111,11 @@ def test_samples_that_are_none_are_named(
         (3, (1, 2, 3)),
         (20, (1, 2, 4, 8, 16, 20)),
         (64, (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)),
-        (320, (*sweep(64), 80, 96, 112, 128, 160, 192, 224, 256, 320)),
+        (320, (*batch_sizes(64), 80, 96, 112, 128, 160, 192, 224, 256, 320)),
     ],
 )
 def test_the_batch_sizes(most: int, sizes: tuple[int, ...]) -> None:
-    assert sweep(most) == sizes
+    assert batch_sizes(most) == sizes
 
 
 @pytest.fixture
@@ -146,10 +147,55 @@ def test_costs_are_measured_and_written(
     assert "max_total_tokens=" in shown.err
 
 
+DRAFT = TINY | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "draft_vocab_size": 32,
+    "target_hidden_size": 32,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0]},
+}
+
+
+def test_what_drafting_takes_counts(
+    tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft, out = tmp_path / "draft", tmp_path / "sps.json"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(DRAFT))
+    rounds = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model", draft)
+    shape = ("--speculative-num-steps", 3, "--simulate-accept-length", 1.0)
+    sizes = ("--max-batch-size", 2, "--context", 20, "--steps", 4, "--form", "step")
+    status = run("sps", "--model", tiny, "--out", out, *rounds, *shape, *sizes, *DUMMY)
+    shown = capsys.readouterr()
+    assert status == 0, shown.err
+    table = read_sps(str(out))
+    assert isinstance(table, StepTable)
+    assert table.sample_batch_tokens == (1, 2, 3, 4, 6, 8)  # gamma is the draft's
+    assert "speculative_algorithm=unset" in shown.err  # of the verify steps
+
+
+def test_a_round_adds_what_it_takes_over_its_verify_step() -> None:
+    def row(batch: int, drafts: int, wall: float) -> StepRow:
+        given: dict[str, Any] = dict.fromkeys(StepRow.__struct_fields__)
+        given |= {"batch_size": batch, "draft_length": drafts, "wall_ms": wall}
+        return StepRow(**given)
+
+    steps = [row(n, k, 1.0 + n * k) for n in (1, 2) for k in (0, 1, 2)]
+    rounds = [row(1, 2, 5.0), row(2, 2, 4.5)]
+    assert [cell[:2] for cell in cells_of(steps, rounds)] == [
+        *((1, 1), (1, 2), (1, 3), (2, 2), (2, 4), (2, 6))
+    ]
+    found = [round(cell.seconds * 1e3, 9) for cell in cells_of(steps, rounds)]
+    assert found == [3.0, 4.0, 5.0, 1.0, 3.0, 5.0]
+    assert [round(cell.seconds * 1e3, 9) for cell in cells_of(steps, [])] == [1, 2, 3, 1, 3, 5]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (("--speculative-algorithm", "NGRAM"), "verifies random drafts"),
+        (("--speculative-algorithm", "EAGLE3", "--gamma", "3"), "--gamma: a draft model drafts"),
+        (("--speculative-algorithm", "EAGLE3"), "speculative_draft_model_path: EAGLE3 needs one"),
+        (("--speculative-length-policy", "fixed"), "`profile sps` drafts in every step"),
         (("--speculative-config", '{"method": "ngram"}'), "verifies random drafts"),
         (("--max-running-requests", "3"), "`profile sps` sets it by itself"),
         (("--tokenizer-path", "x"), "`profile sps` runs on token ids"),
