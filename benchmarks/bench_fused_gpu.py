@@ -28,6 +28,7 @@ from outrider.kernels.greedy_argmax_gpu import greedy_argmax
 from outrider.kernels.qk_rope_write_gpu import qk_norm_rope_write
 from outrider.kernels.rms_norm_gpu import rms_norm
 from outrider.kernels.silu_mul_gpu import gelu_tanh_mul, silu_mul
+from outrider.kernels.verify_lens_gpu import allocate_verify
 
 HIDDEN, INNER, VOCAB = 4096, 12288, 151_936
 HEADS, KV_HEADS, HEAD_DIM, POSITIONS = 32, 8, 128, 4096
@@ -109,6 +110,19 @@ def argmax_case(tokens: int, dtype: torch.dtype) -> Case:
     return lambda pdl: greedy_argmax(logits, pdl=pdl), size(logits) + 8 * tokens
 
 
+def allocate_case(rows: int, drafts: int) -> Case:
+    confidence = torch.rand(rows, drafts, device=DEVICE)
+    ints = torch.full((2, rows), drafts, dtype=torch.int32, device=DEVICE)
+    budget = torch.full((1,), rows * drafts // 2, dtype=torch.int32, device=DEVICE)
+
+    def call(pdl: bool) -> None:
+        allocate_verify(
+            confidence, ints[0], budget, limit=drafts, eps=EPS, verify_lens=ints[1], pdl=pdl
+        )
+
+    return call, size(confidence, ints, budget)
+
+
 CASES: dict[str, Callable[[int], Case]] = {
     "rms_norm": rms_norm_case,
     "add_rms_norm": add_rms_norm_case,
@@ -118,6 +132,8 @@ CASES: dict[str, Callable[[int], Case]] = {
     "embed": embed_case,
     "greedy_argmax bfloat16": lambda tokens: argmax_case(tokens, torch.bfloat16),
     "greedy_argmax float32": lambda tokens: argmax_case(tokens, torch.float32),
+    "allocate_verify 7": lambda rows: allocate_case(rows, 7),
+    "allocate_verify 15": lambda rows: allocate_case(rows, 15),
 }
 
 

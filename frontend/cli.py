@@ -15,6 +15,7 @@ COMMANDS = {
     "run": "run a JSONL file of prompts, resumably",
     "bench": "measure speed (bench offline, serve, step) beside a baseline or a floor",
     "train": "train a draft model for a target, and measure it",
+    "profile": "make tables for the planner of verify lengths (profile sts, sps)",
     "plan": "show what a configuration would take of the device's memory",
     "doctor": "check a draft against its target, run it, and say what its acceptance means",
     "replay": "re-run a recorded trace of step plans and check every commit",

@@ -3,7 +3,7 @@
 import textwrap
 
 from ..engine_core.config import EngineConfig
-from .bench.step_flags import NOT_NGRAM
+from .bench.step_flags import BENCH_STEP
 from .flags import Flag, flags_of, shown_value
 from .server_config import ServerConfig
 
@@ -19,14 +19,15 @@ instead.
 What takes text needs a tokenizer: `generate`, `bench offline` and `bench serve` refuse
 `--skip-tokenizer-init`."""
 _STEP = (
-    "`bench step` takes engine flags too, those of a draft model among them, but none of NGRAM (it "
-    "verifies random drafts) and none of {}, which it sets by itself or has no use for."
+    "`bench step` and `profile sps` take engine flags too, those of a draft model among them, but "
+    "none of NGRAM (they verify random drafts) and none of {}, which they set by "
+    "themselves or have no use for."
 )
 
 
 def docs_table() -> str:
     """The text of ``docs/flags.md``."""
-    absent = ", ".join(f"`--{name.replace('_', '-')}`" for name in NOT_NGRAM)
+    absent = ", ".join(f"`--{name.replace('_', '-')}`" for name in BENCH_STEP.not_ngram())
     parts = [_INTRODUCTION, *textwrap.wrap(_STEP.format(absent), 96, break_on_hyphens=False)]
     for title, struct in (("Engine", EngineConfig), ("Server (`serve`)", ServerConfig)):
         parts += ["", f"## {title}", "", "| flag | type | default | meaning |"]

@@ -1,4 +1,6 @@
-"""Engine flags that ``bench step`` has no use for, and why: field by field."""
+"""Engine flags that ``bench step`` and ``profile sps`` have no use for, and why: field by field."""
+
+from typing import NamedTuple
 
 from ...engine_core.config import EngineConfig
 from ...engine_core.drafter_spec import find_drafter
@@ -15,26 +17,50 @@ _TEXT = ("skip_tokenizer_init", "tokenizer_path", "served_model_name", "stream_i
 _NGRAM = tuple(
     name for name in EngineConfig.__struct_fields__ if name.startswith("speculative_ngram_")
 )
-_RANDOM = "`bench step` verifies random drafts (--draft-lengths) where no model drafts"
-# Without those of NGRAM, of which there are many.
-NOT_NGRAM = {
-    **dict.fromkeys(_SIZES, "`bench step` sets it by itself, from the batch sizes; leave it out"),
-    **dict.fromkeys(_TEXT, "`bench step` runs on token ids and answers nobody; leave it out"),
-    "speculative_length_policy": "`bench step` drafts in every step; leave it out",
-}
-ABSENT = {**NOT_NGRAM, **dict.fromkeys(_NGRAM, f"{_RANDOM}; leave it out")}
 
 
-def check_rounds(config: EngineConfig, draft_lengths: list[int] | None) -> None:
+class Measuring(NamedTuple):
+    """A command that times steps, and its flag for the lengths of random drafts."""
+
+    command: str
+    lengths: str
+
+    @property
+    def random(self) -> str:
+        """Why it takes no drafter without a model."""
+        return f"{self.command} verifies random drafts ({self.lengths}) where no model drafts"
+
+    def not_ngram(self) -> dict[str, str]:
+        """Fields that it has no use for, without those of NGRAM, of which there are many."""
+        sizes = f"{self.command} sets it by itself, from the batch sizes; leave it out"
+        text = f"{self.command} runs on token ids and answers nobody; leave it out"
+        return {
+            **dict.fromkeys(_SIZES, sizes),
+            **dict.fromkeys(_TEXT, text),
+            "speculative_length_policy": f"{self.command} drafts in every step; leave it out",
+        }
+
+    def absent(self) -> dict[str, str]:
+        """All fields that it has no use for."""
+        return {**self.not_ngram(), **dict.fromkeys(_NGRAM, f"{self.random}; leave it out")}
+
+
+BENCH_STEP = Measuring("`bench step`", "--draft-lengths")
+PROFILE_SPS = Measuring("`profile sps`", "--gamma")
+
+
+def check_rounds(measuring: Measuring, config: EngineConfig, lengths_given: bool) -> None:
     """Speculation is that of a draft model, and takes no other drafts. Raises UsageError."""
     if config.speculative_algorithm is None:
         return
     spec = find_drafter(config.speculative_algorithm)
     if isinstance(spec, Refused) or not spec.has_model:
         raise UsageError(
-            f"speculative_algorithm: {_RANDOM}; name one with a draft model, or leave it out"
+            f"speculative_algorithm: {measuring.random}; name one with a draft model, or "
+            "leave it out"
         )
-    if draft_lengths is not None:
+    if lengths_given:
         raise UsageError(
-            "--draft-lengths: a draft model drafts --speculative-num-steps tokens; leave one out"
+            f"{measuring.lengths}: a draft model drafts --speculative-num-steps tokens; leave one "
+            "out"
         )

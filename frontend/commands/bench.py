@@ -9,7 +9,7 @@ import sys
 import msgspec
 
 from ...engine_core.drafter_spec import MAX_DRAFT_TOKENS
-from ..bench.step_flags import ABSENT, check_rounds
+from ..bench.step_flags import BENCH_STEP, check_rounds
 from ..flags import (
     UsageError,
     add_engine_flags,
@@ -230,10 +230,10 @@ def _step(args: list[str]) -> int:
     )
     parser.add_argument("--steps", type=_positive, default=64, metavar="N", help="steps timed")
     parser.add_argument("--json", metavar="FILE", help=_JSON)
-    add_engine_flags(parser, ABSENT)
+    add_engine_flags(parser, BENCH_STEP.absent())
     namespace = parser.parse_args(args)
-    config = resolve_engine(namespace, ABSENT)
-    check_rounds(config, namespace.draft_lengths)
+    config = resolve_engine(namespace, BENCH_STEP.absent())
+    check_rounds(BENCH_STEP, config, namespace.draft_lengths is not None)
     target = JsonFile("--json", namespace.json)
 
     from ...engine_core.step_bench import StepBenchSpec

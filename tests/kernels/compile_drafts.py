@@ -22,6 +22,7 @@ from outrider.kernels import (
     embedding_gpu,
     paged_attention_gpu,
     rms_norm_gpu,
+    verify_lens_gpu,
 )
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -72,6 +73,12 @@ def main() -> None:
     compile_one(draft_nodes_gpu._write_chains, nodes, LANES=32, most=1, PDL=True)
     for width in (1, 4):
         compile_one(draft_nodes_gpu._select_tree, nodes, WIDTH=width, BLOCK=64, PART=16, PDL=True)
+
+    shared = {"f": "confidence", "i": "caps budget verify_lens", "e": "eps"}
+    sizes = {"LIMIT": 15, "DEPTHS": 16, "BLOCK": 256, "PDL": True}
+    compile_one(verify_lens_gpu._allocate, shared, **sizes)
+    sizes = {"LIMIT": 1, "DEPTHS": 1, "BLOCK": 1, "PDL": False, "rows": 1, "stride": 1}
+    compile_one(verify_lens_gpu._allocate, shared, **sizes)
 
     grown = {"f": "chances reach scores", "l": "successors candidates beams ids bits parents"}
     for width, last in ((1, False), (4, False), (4, True)):

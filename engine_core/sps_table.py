@@ -1,0 +1,143 @@
+"""SPS, steps per second: what a verify step costs by its size, read from SGLang's JSON files.
+
+Two forms. The step table has steps a second by batch tokens, a staircase. The additive one has
+seconds: a bias, a part by requests and a part by batch tokens, linear between probes. N requests
+with B extra tokens are N + B batch tokens: each request verifies its anchor at least.
+"""
+
+from functools import cached_property
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from .step_times import F64
+from .table_files import TableError, check_length, check_rising, decode_table, read_bytes
+
+Number = int | float
+
+
+class SpsTable(Protocol):
+    """Either form."""
+
+    def rates(self, expected: F64, requests: int, batch_tokens: int) -> F64:
+        """Tokens a second of steps that emit ``expected`` float64[n + 1] tokens; step i of them is
+        of ``batch_tokens`` + i tokens."""
+        ...
+
+    def seconds(self, requests: int, batch_tokens: int) -> float:
+        """One step's."""
+        ...
+
+
+class StepTable(msgspec.Struct, frozen=True, dict=True):
+    """Form A: a step of m tokens runs at the rate of the largest probe that is m or less, or at
+    the first one's. Raises TableError.
+    """
+
+    sample_batch_tokens: tuple[int, ...]
+    sample_steps_per_sec: tuple[float, ...]
+    max_batch_tokens: int
+
+    def __post_init__(self) -> None:
+        probes = self.sample_batch_tokens
+        check_rising("sample_batch_tokens", probes, 1)
+        rates = self.sample_steps_per_sec
+        check_length("sample_steps_per_sec", rates, "sample_batch_tokens", len(probes))
+        for value in rates:
+            if not 0.0 < value < float("inf"):
+                raise TableError(f"sample_steps_per_sec: {value} is not above 0 and finite")
+        if self.max_batch_tokens < probes[-1]:
+            raise TableError(
+                f"max_batch_tokens: {self.max_batch_tokens} is below the last probe, {probes[-1]}"
+            )
+
+    def rates(self, expected: F64, requests: int, batch_tokens: int) -> F64:
+        """See ``SpsTable``."""
+        return expected * self._steps_per_sec(_sizes(batch_tokens, len(expected)))
+
+    def seconds(self, requests: int, batch_tokens: int) -> float:
+        """See ``SpsTable``."""
+        return 1.0 / float(self._steps_per_sec(_sizes(batch_tokens, 1))[0])
+
+    def _steps_per_sec(self, sizes: F64) -> F64:
+        probes, rates = self._arrays
+        return rates[np.maximum(np.searchsorted(probes, sizes, side="right") - 1, 0)]
+
+    @cached_property
+    def _arrays(self) -> tuple[F64, F64]:
+        return _floats(self.sample_batch_tokens), _floats(self.sample_steps_per_sec)
+
+
+class AdditiveTable(msgspec.Struct, frozen=True, dict=True):
+    """Form B: seconds of a step = bias + alpha at N requests + theta at N + B tokens, each linear
+    between its probes and constant beyond them. Raises TableError.
+    """
+
+    bias_seconds: float
+    bs_probes: tuple[Number, ...]
+    alpha_seconds: tuple[float, ...]
+    m_probes: tuple[Number, ...]
+    theta_seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.bias_seconds < float("inf"):
+            raise TableError(f"bias_seconds: {self.bias_seconds} is not above 0 and finite")
+        parts = (
+            ("bs_probes", self.bs_probes, "alpha_seconds", self.alpha_seconds),
+            ("m_probes", self.m_probes, "theta_seconds", self.theta_seconds),
+        )
+        for probes, sizes, field, seconds in parts:
+            check_rising(probes, sizes, 0)
+            check_length(field, seconds, probes, len(sizes))
+            if not bool(np.isfinite(seconds).all()):
+                raise TableError(f"{field}: some values are not finite")
+        least = self.bias_seconds + min(self.alpha_seconds) + min(self.theta_seconds)
+        if least <= 0.0:
+            raise TableError(
+                "bias_seconds: with the least alpha_seconds and theta_seconds a step takes "
+                f"{least} s; must be above 0"
+            )
+
+    def rates(self, expected: F64, requests: int, batch_tokens: int) -> F64:
+        """See ``SpsTable``."""
+        return expected / self._seconds(requests, _sizes(batch_tokens, len(expected)))
+
+    def seconds(self, requests: int, batch_tokens: int) -> float:
+        """See ``SpsTable``."""
+        return float(self._seconds(requests, _sizes(batch_tokens, 1))[0])
+
+    def _seconds(self, requests: int, sizes: F64) -> F64:
+        requests_at, alpha, tokens_at, theta = self._arrays
+        fixed = self.bias_seconds + np.interp(requests, requests_at, alpha)
+        return np.asarray(fixed + np.interp(sizes, tokens_at, theta), dtype=np.float64)
+
+    @cached_property
+    def _arrays(self) -> tuple[F64, F64, F64, F64]:
+        return (
+            _floats(self.bs_probes),
+            _floats(self.alpha_seconds),
+            _floats(self.m_probes),
+            _floats(self.theta_seconds),
+        )
+
+
+# What holds without a file: no step takes longer than another, so everything is verified.
+UNKNOWN = StepTable((1,), (1.0,), 1)
+
+
+def read_sps(path: str) -> StepTable | AdditiveTable:
+    """The table of a file of either form. Raises TableError naming file and field."""
+    data = read_bytes(path)
+    # Which form a file has, SGLang takes from its text.
+    if b'"bias_seconds"' in data:
+        return decode_table(path, data, AdditiveTable)
+    return decode_table(path, data, StepTable)
+
+
+def _floats(values: tuple[Number, ...]) -> F64:
+    return np.array(values, dtype=np.float64)
+
+
+def _sizes(first: int, count: int) -> F64:
+    return np.arange(first, first + count, dtype=np.float64)

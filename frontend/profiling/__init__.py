@@ -1,0 +1,1 @@
+"""Tables that are measured or fitted once: see ``outrider profile``."""

@@ -1,0 +1,166 @@
+"""A budget of drafts shared out by confidence, in torch and in Triton: order, ties, limits."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.engine_core.verify_budget import survival
+from outrider.kernels import verify_lens as verify_lens_torch
+from outrider.kernels.verify_lens_gpu import allocate_verify
+
+from ..reference.verify_lens_ref import verify_lens
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EPS = 1e-6
+PDL = [False, pytest.param(True, marks=pytest.mark.gpu)]
+
+
+def found(
+    confidence: torch.Tensor, caps: list[int], budget: int, limit: int, eps: float, pdl: bool
+) -> list[list[int]]:
+    """The answers of the torch operations and of the kernel, whose rows are not contiguous."""
+    rows, gamma = confidence.shape
+    wide = torch.full((rows, gamma + 3), 1.0, device=DEVICE)
+    wide[:, :gamma] = confidence
+    room = torch.tensor(caps, dtype=torch.int32, device=DEVICE)
+    most = torch.tensor([budget], dtype=torch.int32, device=DEVICE)
+    lens = torch.full((2, rows), -5, dtype=torch.int32, device=DEVICE)
+    verify_lens_torch.allocate_verify(
+        wide[:, :gamma], room, most, limit=limit, eps=eps, verify_lens=lens[0]
+    )
+    allocate_verify(wide[:, :gamma], room, most, limit=limit, eps=eps, verify_lens=lens[1], pdl=pdl)
+    return lens.tolist()
+
+
+def check(
+    confidence: list[list[float]],
+    budget: int,
+    caps: list[int] | None = None,
+    limit: int = 15,
+    eps: float = EPS,
+    pdl: bool = False,
+) -> list[int]:
+    gamma = len(confidence[0])
+    room = [gamma] * len(confidence) if caps is None else caps
+    wanted = verify_lens(confidence, room, budget, limit, eps)
+    given = torch.tensor(confidence, dtype=torch.float32)
+    for lens in found(given, room, budget, limit, eps, pdl):
+        assert lens == wanted
+    assert sum(wanted) - len(wanted) <= max(budget, 0)
+    for length, cap in zip(wanted, room, strict=True):
+        assert 1 <= length <= 1 + max(0, min(gamma, limit, cap))
+    return wanted
+
+
+WORKED = [[0.9, 0.8, 0.5, 0.25], [0.5, 0.2, 0.2, 0.1]]
+
+
+def test_the_worked_numbers() -> None:
+    assert check(WORKED, 3) == [3, 2]
+    assert check(WORKED, 8) == [5, 5]
+    assert check(WORKED, 0) == check(WORKED, -2) == [1, 1]
+    assert check(WORKED, 100) == [5, 5]
+    assert check(WORKED, 3, caps=[1, 4]) == [2, 3]
+    assert check(WORKED, 8, limit=2) == [3, 3]
+    assert check(WORKED, 8, limit=0) == [1, 1]
+
+
+def test_of_equals_the_shallower_comes_first_then_the_lower_row() -> None:
+    sure = [[1.0] * 3] * 3
+    assert [check(sure, budget) for budget in range(1, 10)] == [
+        *([2, 1, 1], [2, 2, 1], [2, 2, 2], [3, 2, 2], [3, 3, 2], [3, 3, 3]),
+        *([4, 3, 3], [4, 4, 3], [4, 4, 4]),
+    ]
+    assert check([[0.5, 1.0], [1.0, 0.5]], 2) == [2, 2]
+
+
+def test_drafts_without_hope_are_not_verified() -> None:
+    chances = [[0.0, 1.0], [1e-6, 1.0], [9e-7, 1.0], [float("nan"), 1.0], [1.0, float("nan")]]
+    assert check(chances, 10) == [1, 3, 1, 1, 2]
+    assert check(chances, 10, eps=0.0) == [3, 3, 3, 1, 2]
+
+
+@pytest.mark.parametrize("pdl", PDL)
+@pytest.mark.parametrize(("rows", "gamma"), [(1, 1), (1, 15), (2, 7), (5, 3), (9, 4), (17, 7)])
+def test_random_rows(rows: int, gamma: int, pdl: bool) -> None:
+    rng = np.random.default_rng(rows)
+    reached = Counter[str]()
+    for turn in range(12):
+        confidence = rng.random((rows, gamma), dtype=np.float32)
+        if turn % 2:  # ties
+            confidence = np.round(confidence * 2) / np.float32(2)
+        caps = rng.integers(0, gamma + 1, rows) if turn % 3 == 0 else np.full(rows, gamma)
+        budget = int(rng.integers(0, rows * gamma + 2))
+        lens = check(
+            confidence.tolist(), budget, caps.tolist(), int(rng.integers(1, gamma + 2)), pdl=pdl
+        )
+        kept = survival(confidence)
+        cut = [kept[r, n - 1] for r, n in enumerate(lens) if n - 1 < min(gamma, caps[r])]
+        last = [kept[r, n - 2] for r, n in enumerate(lens) if n > 1]
+        reached["spent"] += sum(lens) - rows == budget
+        reached["left"] += sum(lens) - rows < budget
+        reached["tie at the cut"] += bool(set(cut) & set(last))
+    if rows > 2:
+        assert min(reached["spent"], reached["left"], reached["tie at the cut"]) > 0
+
+
+def test_more_rows_than_a_program_looks_at_together() -> None:
+    confidence = np.round(np.random.default_rng(7).random((259, 2)) * 8) / 8
+    check(confidence.tolist(), 200)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "gamma"), [(256, 15), (256, 7), (1024, 15), (64, 7)])
+def test_large_batches(rows: int, gamma: int) -> None:
+    rng = np.random.default_rng(rows + gamma)
+    for turn in range(20):
+        confidence = rng.random((rows, gamma), dtype=np.float32) ** np.float32(0.3)
+        if turn % 2:
+            confidence = np.round(confidence * 4) / np.float32(4)
+        budget = int(rng.integers(0, rows * gamma))
+        one, two = found(
+            torch.from_numpy(confidence), [gamma] * rows, budget, gamma, EPS, bool(turn % 3)
+        )
+        assert one == two
+
+
+@pytest.mark.gpu
+def test_a_graph_reads_the_budget_of_each_replay() -> None:
+    confidence = torch.rand(32, 7, device=DEVICE)
+    caps = torch.full((32,), 7, dtype=torch.int32, device=DEVICE)
+    budget = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    lens = torch.empty(2, 32, dtype=torch.int32, device=DEVICE)
+
+    def run() -> None:
+        allocate_verify(confidence, caps, budget, limit=7, eps=EPS, verify_lens=lens[1])
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for drafts in (0, 5, 40, 224):
+        budget.fill_(drafts)
+        graph.replay()
+        verify_lens_torch.allocate_verify(
+            confidence, caps, budget, limit=7, eps=EPS, verify_lens=lens[0]
+        )
+        assert torch.equal(lens[0], lens[1])
+
+
+def test_no_rows_and_refused_tensors() -> None:
+    def call(confidence: torch.Tensor, budget: torch.Tensor) -> None:
+        rows = len(confidence)
+        caps = torch.full((rows,), 2, dtype=torch.int32, device=DEVICE)
+        lens = torch.empty(rows, dtype=torch.int32, device=DEVICE)
+        allocate_verify(confidence, caps, budget, limit=2, eps=EPS, verify_lens=lens)
+
+    budget = torch.tensor([1], dtype=torch.int32, device=DEVICE)
+    call(torch.empty(0, 2, device=DEVICE), budget)
+    with pytest.raises(ValueError, match=r"confidence is torch\.float64"):
+        call(torch.zeros(2, 2, device=DEVICE, dtype=torch.float64), budget)
+    with pytest.raises(ValueError, match="with stride 3"):
+        call(torch.zeros(2, 3, device=DEVICE).t(), budget)
+    with pytest.raises(ValueError, match=r"budget is torch\.int64"):
+        call(torch.zeros(2, 2, device=DEVICE), budget.long())
