@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.cython_ext.batch_assembly import assemble, compact_accepted
+from outrider.cython_ext.draft_window import DraftWindowSlotMap
 from outrider.cython_ext.page_allocator import PageAllocator
 from outrider.cython_ext.radix_trie import RadixTrie
+from outrider.engine_core.draft_window import draft_pool_pages
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.cython_ext.models import (
@@ -30,6 +32,7 @@ from tests.cython_ext.models import (
     assemble_model,
     compact_model,
 )
+from tests.reference.draft_window_ref import DraftWindowModel
 
 Work = Callable[[], object]
 Pair = tuple[Work, Work]
@@ -211,6 +214,50 @@ def compact() -> Pair:
         )
 
     return compiled, lambda: compact_model(slots, starts, table, PAGE_SIZE, accepted)
+
+
+@case("DraftWindowSlotMap: slide, ensure 16 positions and translate them for 64 rows, window 2,048")
+def draft_window() -> Pair:
+    """Each call commits 16 tokens a row; where its 4,096 positions end, a row begins anew."""
+    rows, columns, window, width = 64, 256, 2_048, 16
+    pool = draft_pool_pages(rows, window, PAGE_SIZE, width, overlap=False)
+    shape = (rows * columns, pool, PAGE_SIZE, window, rows)
+    real, model = DraftWindowSlotMap(*shape), DraftWindowModel(*shape)
+    table = np.arange(1, rows * columns + 1, dtype=np.int32).reshape(rows, columns)
+    arrays, lists, lengths = list(table), table.tolist(), [window, window]
+    offsets = np.arange(width, dtype=np.int32)
+    for slot in range(rows):
+        real.attach(slot, window, arrays[slot])
+        model.attach(slot, window, lists[slot])
+
+    def advance(at: int) -> tuple[int, bool]:
+        end = lengths[at] + 2 * width > columns * PAGE_SIZE
+        lengths[at] = window if end else lengths[at] + width
+        return lengths[at], end
+
+    def compiled() -> None:
+        length, anew = advance(0)
+        for slot, pages in enumerate(arrays):
+            if anew:
+                real.release(slot)
+                real.attach(slot, length, pages)
+            real.slide(slot, length)
+            real.ensure(slot, length, length + width, pages)
+        first = table[:, length // PAGE_SIZE] * PAGE_SIZE
+        real.translate((first[:, None] + offsets).reshape(-1))
+
+    def plain() -> None:
+        length, anew = advance(1)
+        for slot, pages in enumerate(lists):
+            if anew:
+                model.release(slot)
+                model.attach(slot, length, pages)
+            model.slide(slot, length)
+            model.ensure(slot, length, length + width, pages)
+        firsts = [pages[length // PAGE_SIZE] * PAGE_SIZE for pages in lists]
+        model.translate([first + i for first in firsts for i in range(width)])
+
+    return compiled, plain
 
 
 def measure(only: str) -> list[Result]:
