@@ -80,7 +80,7 @@ def exported(folder: Path, target: Path, name: str) -> tuple[Recipe, DraftNet]:
 
 def rows() -> Batch:
     ids = torch.randint(1, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(9))
-    return Batch(ids, torch.zeros(2, dtype=torch.int64))
+    return Batch(ids, torch.zeros_like(ids, dtype=torch.bool))
 
 
 @pytest.fixture(scope="module")
