@@ -80,6 +80,8 @@ class FakeCore:
         self.running: dict[str, asyncio.Task[None]] = {}
         self._peers: set[bytes] = set()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        # A router throws away what a client that lags has no room for.
+        self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.set(zmq.LINGER, 0)
         self._socket.bind(self.endpoint)
         self._task = asyncio.create_task(self._serve())

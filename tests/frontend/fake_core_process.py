@@ -82,6 +82,8 @@ class FakeCore:
         self.stopping = threading.Event()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
+        # A router throws away what a client that lags has no room for.
+        self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(endpoint)
 
