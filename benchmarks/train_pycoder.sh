@@ -23,7 +23,7 @@ train() { # ALGORITHM MINUTES flags...
     "$python" -m outrider train --algorithm "$algorithm" --model "${MODEL:-pycoder}" \
         --data "$work/corpus/train.npy" --selection-data "$work/corpus/selection.npy" \
         --output "$folder" --on-policy-cache "$work/rows" --on-policy-source dense \
-        --on-policy-rows "${ROWS:-98304}" --sequence-length "${LENGTH:-512}" \
+        --on-policy-rows "${ROWS:-81920}" --sequence-length "${LENGTH:-512}" \
         --on-policy-tokens "${OWN:-128}" --on-policy-prompts ${PROMPTS:-48 96 160 256 384} \
         --selection-rows "${SELECTION:-512}" \
         --log-every 50 --selection-every 1000 --minutes "$minutes" --no-measure $resume "$@" ${FLAGS:-}
@@ -38,7 +38,7 @@ for stage; do
             --output "$work/corpus" --megabytes "${MEGABYTES:-200}"
         ;;
     EAGLE3)
-        train EAGLE3 "${MINUTES_EAGLE3:-6.5}" --intermediate-size 1536 --num-attention-heads 8 \
+        train EAGLE3 "${MINUTES_EAGLE3:-5.75}" --intermediate-size 1536 --num-attention-heads 8 \
             --num-key-value-heads 4 --feature-layers 2 4 6 8 11 --batch-size "${BATCH:-96}"
         ;;
     EAGLE) train EAGLE "${MINUTES_EAGLE:-2.5}" --intermediate-size 1536 --batch-size "${BATCH:-96}" ;;
