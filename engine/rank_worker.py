@@ -20,7 +20,6 @@ from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model
 from ..engine_core.model_path import ModelNotFound, resolve_model
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.safetensors_header import HeaderError, tensor_dtypes
-from ..engine_core.spec_shape import corrected
 from ..engine_core.tensor_parallel import refuse_devices, shard_model
 from ..engine_core.worker import WorkerInfo
 from .agreement import Ranks
@@ -218,8 +217,7 @@ def _load_draft(
 
 def _resolved(config: EngineConfig, draft: DraftSource) -> EngineConfig:
     """The configuration with the draft's shape; says on standard error what that changes."""
-    note = corrected(config, draft.shape)
-    if note is not None:
+    for note in draft.notes:
         print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
     return config.with_shape(draft.shape)
 

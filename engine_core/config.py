@@ -120,13 +120,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, Doc(description="seed from which requests without one draw theirs")
     ] = 0
     speculative_algorithm: Annotated[
-        str | None, Doc(description="drafter: NGRAM, STANDALONE, EAGLE, EAGLE3; none if unset")
+        str | None,
+        Doc(description="drafter: NGRAM, STANDALONE, EAGLE, EAGLE3, DFLASH, DSPARK; none if unset"),
     ] = None
     speculative_draft_model_path: Annotated[
         str | None,
         Doc(
-            description="draft model of EAGLE, EAGLE3 or STANDALONE: a folder or a Hugging Face "
-            "id; if unset the one that ships with `pycoder`"
+            description="draft model of all drafters but NGRAM: a folder or a Hugging Face id; if "
+            "unset the one that ships with `pycoder`, for DSPARK also one that comes with the "
+            "target, in its folder or in `dspark/` there"
         ),
     ] = None
     speculative_draft_model_revision: Annotated[
@@ -149,7 +151,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Doc(
             description="tokens that a draft model drafts one after the other; if unset the "
             "draft's own config.json says, else it is 3, or for a Llama 5 with topk 4 and 8 draft "
-            "tokens"
+            "tokens; DFLASH and DSPARK draft all of a block at once, whatever it says"
         ),
     ] = None
     speculative_eagle_topk: Annotated[
@@ -163,7 +165,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int | None,
         Doc(
             description="nodes verified a request, bonus token included; 12 for NGRAM; of a draft "
-            "model's chain always steps + 1"
+            "model's chain always steps + 1, of DFLASH the block size, of DSPARK one more"
+        ),
+    ] = None
+    speculative_dflash_block_size: Annotated[
+        int | None,
+        Doc(
+            description="DFLASH: tokens of a block, the bonus token included; if unset the draft's "
+            "config.json says, else 16"
+        ),
+    ] = None
+    speculative_dspark_block_size: Annotated[
+        int | None,
+        Doc(
+            description="DSPARK: tokens that a block drafts, gamma; if unset the draft's "
+            "config.json says, else 7"
         ),
     ] = None
     speculative_token_map: Annotated[

@@ -10,11 +10,12 @@ from .config import EngineConfig, served_context
 from .draft_config import DraftAlgorithm, DraftConfig
 from .draft_config_json import misfits, parse_draft_config
 from .draft_finding import Finding, failed
+from .draft_folder import draft_folder, tokenizer_folder
 from .draft_names import our_name
 from .draft_source import find_draft
 from .drafter_spec import find_drafter
 from .model_config import ModelConfig, ModelConfigError, load_model_config
-from .model_path import resolve_draft, resolve_model
+from .model_path import resolve_model
 from .refusal import Refused, RefusedError
 from .safetensors_header import HeaderError, tensor_dtypes
 from .tokenizer_match import match_tokenizers
@@ -41,8 +42,8 @@ def check_draft(config: EngineConfig) -> Iterator[Finding]:
     without one. Raises RefusedError, ModelNotFound for a target that cannot be used by itself,
     and for a draft that is not there.
     """
-    algorithm = config.speculative_algorithm
-    spec = None if algorithm is None else find_drafter(algorithm)
+    name = config.speculative_algorithm
+    spec = None if name is None else find_drafter(name)
     if spec is None or isinstance(spec, Refused) or not spec.has_model:
         return
     target_folder = resolve_model(config.model, config.revision)
@@ -54,16 +55,12 @@ def check_draft(config: EngineConfig) -> Iterator[Finding]:
     if isinstance(context, Refused):
         raise RefusedError(context)
     target = msgspec.structs.replace(target, context_length=context)
-    folder = resolve_draft(
-        spec.name,
-        config.model,
-        config.speculative_draft_model_path,
-        config.speculative_draft_model_revision,
-    )
+    folder = draft_folder(config, spec.name)
     alone = spec.name == "STANDALONE"
     yield match_tokenizers(target_folder, folder, alone)
     try:
-        draft = parse_draft_config(folder, target, cast(DraftAlgorithm, spec.name))
+        algorithm = cast(DraftAlgorithm, spec.name)
+        draft = parse_draft_config(folder, target, algorithm, tokenizer_folder(config, spec.name))
     except ModelConfigError as error:
         yield _misfit(str(error).removeprefix(f"{folder / 'config.json'}: "))
         return

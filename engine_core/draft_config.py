@@ -39,6 +39,10 @@ class BlockConfig(msgspec.Struct, frozen=True, kw_only=True):
     of its first one, as speculators' training does; else every row has its own. ``embed_scale``:
     of the target's embeddings. ``markov`` and ``confidence``: DSPARK's heads;
     ``confidence_with_markov``: the latter reads the embedding of the token before, too.
+
+    What only reading the weights minds (``engine/models/block_weights.py``): ``fc_order``, for each
+    block of columns of the checkpoint's ``fc`` the place in ``feature_layers`` of the layer that
+    it takes; ``gemma_norms``: norms are stored less one; ``value_scale``: of all values.
     """
 
     drafts: int
@@ -50,6 +54,9 @@ class BlockConfig(msgspec.Struct, frozen=True, kw_only=True):
     markov: MarkovConfig | None = None
     confidence: bool = False
     confidence_with_markov: bool = False
+    fc_order: tuple[int, ...] = ()
+    gemma_norms: bool = False
+    value_scale: float = 1.0
 
     @property
     def rows(self) -> int:
@@ -70,8 +77,8 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     each layer's, in front of it. ``norm_output``: the recurrent state is the normed one that the
     head reads. ``norm_before_residual``: an EAGLE3 draft's first layer adds to its input behind
     the norm. ``first_layer_norm``: an EAGLE draft's first layer has an input norm.
-    ``defaults``: the draft's best serving shape. ``block``: of DFLASH's and DSPARK's drafts, whose
-    ``feature_layers`` stand in the checkpoint's order of ``fc`` and need not ascend.
+    ``defaults``: the draft's best serving shape. ``block``: of DFLASH's and DSPARK's drafts.
+    ``notes``: what whoever serves it should be told.
     """
 
     algorithm: DraftAlgorithm
@@ -91,3 +98,4 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     first_layer_norm: bool = False
     defaults: SpecShape | None = None
     block: BlockConfig | None = None
+    notes: tuple[str, ...] = ()

@@ -91,6 +91,11 @@ _EAGLE = DrafterSpec(
     draft_kv=DraftKV.SHARED_SLOTS,
     shifts_tokens=True,
 )
+_BLOCK = DrafterSpec(
+    name="DFLASH",
+    implementation="outrider.engine.speculative.block_drafter:make",
+    draft_kv=DraftKV.SHARED_SLOTS,
+)
 BUILT_IN: dict[str, DrafterSpec] = {
     "NGRAM": NGRAM,
     "STANDALONE": DrafterSpec(
@@ -101,6 +106,8 @@ BUILT_IN: dict[str, DrafterSpec] = {
     ),
     "EAGLE": _EAGLE,
     "EAGLE3": msgspec.structs.replace(_EAGLE, name="EAGLE3"),
+    "DFLASH": _BLOCK,
+    "DSPARK": msgspec.structs.replace(_BLOCK, name="DSPARK"),
 }
 
 # Names of algorithms that the project reserves; the ones without a spec are refused by name.

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .block_shape import BLOCK_FLAGS, refuse_block
 from .drafter_spec import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS, NGRAM, DrafterSpec, find_drafter
 from .refusal import Refused
 from .spec_shape import given_shape, refuse_simulation
@@ -24,8 +25,10 @@ _DRAFT_MODEL_FIELDS = (
 _NO_TOKEN_MAP = {
     "EAGLE3": "EAGLE3's draft vocabulary is in its checkpoint (d2t); leave it out",
     "STANDALONE": "STANDALONE drafts from its whole vocabulary; leave it out",
+    "DFLASH": "DFLASH drafts by the target's whole head; leave it out",
+    "DSPARK": "DSPARK drafts by the target's whole head; leave it out",
 }
-_DRAFT_MODEL = "a draft model, which only STANDALONE, EAGLE and EAGLE3 have"
+_DRAFT_MODEL = "a draft model, which only STANDALONE, EAGLE, EAGLE3, DFLASH and DSPARK have"
 
 
 def refuse_speculation(config: "EngineConfig") -> Refused | None:
@@ -47,6 +50,9 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
     if spec is not NGRAM:
         for field in _changed(config, "speculative_ngram_"):
             return _needs_ngram(field)
+    for algorithm, (field, _) in BLOCK_FLAGS.items():
+        if spec.name != algorithm and getattr(config, field) is not None:
+            return Refused(field, f"needs --speculative-algorithm {algorithm}; leave it out")
     given = config.speculative_num_draft_tokens
     width = spec.default_num_draft_tokens if given is None else given
     if not MIN_DRAFT_TOKENS <= width <= MAX_DRAFT_TOKENS:
@@ -94,11 +100,14 @@ def _refuse_draft_model(config: "EngineConfig", spec: DrafterSpec) -> Refused | 
         )
     if config.speculative_token_map is not None and spec.name in _NO_TOKEN_MAP:
         return Refused("speculative_token_map", _NO_TOKEN_MAP[spec.name])
-    if config.speculative_draft_model_quantization is not None and spec.name == "STANDALONE":
+    rounds = spec.name in ("EAGLE", "EAGLE3")
+    if config.speculative_draft_model_quantization is not None and not rounds:
         return Refused(
             "speculative_draft_model_quantization",
-            "is of EAGLE and EAGLE3; a STANDALONE draft runs as its checkpoint is; leave it out",
+            f"is of EAGLE and EAGLE3; a {spec.name} draft runs as its checkpoint is; leave it out",
         )
+    if spec.name in BLOCK_FLAGS:
+        return refuse_block(config, spec.name)
     shape = given_shape(config)
     if shape is None:
         # The draft's config.json decides; no row has more nodes than this.
