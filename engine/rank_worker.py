@@ -28,6 +28,8 @@ from .future_map import FutureMap
 from .kv_pool import KVPool
 from .measure import StepTimer
 from .models import GpuModel, LoadFormat, Share, TargetModel, load_model
+from .models.block_loader import load_block_draft
+from .models.block_net import BlockNet
 from .models.draft_loader import load_draft
 from .models.draft_net import DraftNet
 from .speculative.device_drafter import LoadedDraft
@@ -69,7 +71,7 @@ class Loaded:
 
     site: Site
     model: TargetModel
-    draft: DraftNet | None
+    draft: DraftNet | BlockNet | None
     memory: DeviceMemory
 
 
@@ -110,7 +112,7 @@ def load_rank(site: Site, share: Share | None = None) -> Loaded:
         )
     memory.release_cache()
     memory.mark("weights")
-    draft: DraftNet | None = None
+    draft: DraftNet | BlockNet | None = None
     source = site.draft
     if source is not None:
         with memory.guard("loading the draft"):
@@ -202,7 +204,11 @@ def _load(
 
 def _load_draft(
     source: DraftSource, target: TargetModel, dtype: torch.dtype, device: torch.device
-) -> DraftNet:
+) -> DraftNet | BlockNet:
+    if source.config.block is not None:
+        return load_block_draft(
+            source.folder, source.config, target, dtype, device, source.load_format
+        )
     return load_draft(
         source.folder,
         source.config,

@@ -6,6 +6,7 @@ from typing import cast
 
 import msgspec
 
+from .block_tensors import MARKOV
 from .config import EngineConfig, served_context
 from .draft_config import DraftAlgorithm, DraftConfig
 from .draft_config_json import misfits, parse_draft_config
@@ -30,6 +31,14 @@ _CHECK_OF = {
     "hidden_size": "hidden width",
     "target_hidden_size": "hidden width",
     "eagle_aux_hidden_state_layer_ids": "captured layers",
+    "aux_hidden_state_layer_ids": "captured layers",
+    "target_layer_ids": "captured layers",
+    "num_target_layers": "captured layers",
+    "block_size": "block",
+    "mask_token_id": "block",
+    "mask_token": "block",
+    "markov_rank": "block",
+    "markov_head_type": "block",
     "num_aux_hidden_states": "captured layers",
     "max_position_embeddings": "positions",
     "quantization_config": "types",
@@ -75,6 +84,9 @@ def check_draft(config: EngineConfig) -> Iterator[Finding]:
 def algorithm_of(folder: Path) -> DraftAlgorithm:
     """What a draft's tensors say that it is. Raises HeaderError."""
     names = {our_name(name) for name in tensor_dtypes(folder)}
+    if "model.hidden_norm.weight" in names:
+        markov = any(name.startswith(MARKOV) for name in names)
+        return "DSPARK" if markov else "DFLASH"
     if "model.layers.0.hidden_norm.weight" in names:
         return "EAGLE3"
     return "EAGLE" if "model.fc.weight" in names else "STANDALONE"
@@ -114,6 +126,10 @@ def _fitting(draft: DraftConfig, target: ModelConfig) -> Iterator[Finding]:
             )
             yield Finding("hidden width", "ok", taken)
             yield _captured(draft, target)
+        case "DFLASH" | "DSPARK":
+            yield Finding("hidden width", "ok", f"{model.hidden_size} is the target's")
+            yield _captured(draft, target)
+            yield _block(draft)
     yield Finding(
         "positions",
         "ok",
@@ -130,6 +146,21 @@ def _captured(draft: DraftConfig, target: ModelConfig) -> Finding:
     parts += [f"outputs of layers {outputs}"] if outputs else []
     count = target.num_hidden_layers
     return Finding("captured layers", "ok", f"{' and '.join(parts)}, of {count} counted from 0")
+
+
+def _block(draft: DraftConfig) -> Finding:
+    """What a block is; a warning where config.json and the target or a habit do not agree."""
+    block = draft.block
+    assert block is not None, "it is a block draft's"
+    what = "the token at its own position" if block.first_row else "the next token"
+    markov = "" if block.markov is None else f", a {block.markov.kind} Markov head"
+    found = (
+        f"{block.rows} rows of which {block.drafts} draft, each {what}; mask token "
+        f"{block.mask_token_id}{markov}"
+    )
+    if draft.notes:
+        return Finding("block", "warning", f"{found}; {'; '.join(draft.notes)}")
+    return Finding("block", "ok", found)
 
 
 def _end(draft: ModelConfig, target: ModelConfig) -> Finding:

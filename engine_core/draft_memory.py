@@ -11,6 +11,7 @@ import msgspec
 
 from .config import EngineConfig
 from .device_config import DTYPE_BYTES, Placement
+from .draft_config import BlockConfig, DraftConfig
 from .draft_source import DraftSource
 from .graph_sizes import CHUNK_ROWS, graph_rows
 from .memory_parts import (
@@ -28,6 +29,9 @@ from .model_config import ModelConfig
 # A layer's; what the extend has beside them, and a pass over chains or trees: layout, input, head,
 # candidates, what is gathered, grown and kept.
 _LAYER_KERNELS, _EXTEND_KERNELS, _CHAIN_KERNELS, _TREE_KERNELS = 10, 16, 6, 20
+# Of a block draft: layout, input, head and injection (two for each layer), and for each token what
+# the Markov head adds.
+_BLOCK_KERNELS, _MARKOV_KERNELS = 16, 6
 
 
 class DraftParts(NamedTuple):
@@ -76,6 +80,13 @@ def _pool_bytes(config: EngineConfig, draft: DraftSource, target: ModelConfig, i
 def _record_bytes(config: EngineConfig, draft: DraftSource) -> int:
     """The driver's records of what drafting adds to all graphs."""
     layers = _LAYER_KERNELS * draft.config.model.num_hidden_layers
+    block = draft.config.block
+    if block is not None:
+        each = _MARKOV_KERNELS if block.markov is not None else 0
+        kernels = (
+            layers + _BLOCK_KERNELS + 2 * draft.config.model.num_hidden_layers + block.drafts * each
+        )
+        return record_bytes(config, kernels, draft.shape.num_draft_tokens)
     # EAGLE's first level comes from the extend, STANDALONE's takes a pass.
     passes = draft.shape.steps - (draft.config.algorithm != "STANDALONE")
     each = _CHAIN_KERNELS if draft.shape.topk == 1 else _TREE_KERNELS
@@ -88,7 +99,7 @@ def _state_bytes(config: EngineConfig, draft: DraftSource, context: int, item: i
     level 1, its recurrent hidden state and the prompt."""
     model = draft.config.model
     slot = 8
-    if draft.config.algorithm != "STANDALONE":
+    if draft.config.algorithm != "STANDALONE" and draft.config.block is None:
         pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
         slot = 4 * pages * config.page_size + model.hidden_size * item + 12 * draft.shape.topk
     return slots(config) * slot + rotary_bytes(model)
@@ -99,7 +110,11 @@ def _as_decoder(draft: DraftSource) -> ModelConfig:
 
 
 def _draft_size(draft: DraftSource, size: StepSize, rows: int) -> StepSize:
-    """The larger of the extend over a step's tokens and the last level of a tree."""
+    """The larger of the extend over a step's tokens and the last level of a tree; of block drafts
+    their blocks."""
+    block = draft.config.block
+    if block is not None:
+        return StepSize(rows * block.rows, rows * block.drafts)
     steps, topk = draft.shape.steps, draft.shape.topk
     return StepSize(max(size.tokens, rows * topk * max(1, steps - 1)), rows * topk)
 
@@ -109,6 +124,8 @@ def _extra_bytes(draft: DraftSource, size: StepSize, rows: int, item: int) -> in
     their nodes' hidden states, gathered for a pass, and probabilities of a level's nodes."""
     config, topk = draft.config, draft.shape.topk
     hidden = config.model.hidden_size
+    if config.block is not None:
+        return _injected_bytes(config, config.block, size.tokens, rows, item)
     # Without layers of its own choice the feature is the final hidden state, which is there.
     features = config.feature_size if config.feature_layers else 0
     inputs = 0 if config.algorithm == "STANDALONE" else 3 * hidden
@@ -116,4 +133,18 @@ def _extra_bytes(draft: DraftSource, size: StepSize, rows: int, item: int) -> in
     if topk > 1:
         total += rows * topk * config.draft_vocab_size * 4
         total += 2 * rows * topk * max(1, draft.shape.steps - 1) * hidden * item
+    return total
+
+
+def _injected_bytes(
+    config: DraftConfig, block: BlockConfig, tokens: int, rows: int, item: int
+) -> int:
+    """The target's features of a step's tokens, the context vector before and behind its norm, and
+    all layers' keys and values; the blocks' input; sums of head and Markov head in float32."""
+    model = config.model
+    written = 2 * model.hidden_size + 2 * model.num_hidden_layers * model.kv_size
+    total = tokens * (config.feature_size + written) * item
+    total += rows * block.rows * model.hidden_size * item
+    if block.markov is not None:
+        total += rows * (model.vocab_size * 4 + 4 * block.markov.rank * 4)
     return total

@@ -149,7 +149,10 @@ def test_a_dspark_draft_with_its_keys_on_top_nested_or_prefixed(tmp_path: Path) 
     keys = ("mask_token_id", "target_layer_ids", "markov_rank", "markov_head_type")
     nested = {**dict.fromkeys(keys, ...), "dflash_config": {k: DSPARK[k] for k in keys}}
     assert block(tmp_path, "DSPARK", DSPARK, **nested) == expected
-    later = {"dflash_config": {"target_layer_ids": [3]}, "dspark_config": {"target_layer_ids": [7]}}
+    later: Fields = {
+        "dflash_config": {"target_layer_ids": [3]},
+        "dspark_config": {"target_layer_ids": [7]},
+    }
     assert read(tmp_path, "DSPARK", DSPARK, **later).feature_layers == (8,)
     prefixed = block(tmp_path, "DSPARK", BUNDLED)
     assert (prefixed.drafts, prefixed.mask_token_id) == (5, 97)
