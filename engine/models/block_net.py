@@ -10,7 +10,6 @@ from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 
 
-@runtime_checkable
 class BlockNet(Protocol):
     """DFLASH's or DSPARK's draft over paged KV of its own. T tokens, N rows, H its hidden size, W
     the width of the target's features, V the target's vocabulary, r the Markov head's rank.

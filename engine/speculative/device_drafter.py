@@ -10,7 +10,6 @@ from ...engine_core.plan import SlotInit
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..models import Model
-from ..models.block_net import BlockNet
 from ..models.draft_net import DraftNet
 
 
@@ -20,23 +19,9 @@ class LoadedDraft(NamedTuple):
     ``kv`` has as many pages as the target's pool; a page number means the same tokens in both.
     """
 
-    net: DraftNet | BlockNet
+    net: DraftNet
     kv: KVPool
     shape: SpecShape
-
-    @property
-    def stepwise(self) -> DraftNet:
-        """The network that drafts a token a pass. Raises ValueError for a block draft's."""
-        if isinstance(self.net, BlockNet):
-            raise ValueError(f"{self.net.config.algorithm} drafts a block at once")
-        return self.net
-
-    @property
-    def block(self) -> BlockNet:
-        """The network that drafts a block at once. Raises ValueError for another one."""
-        if not isinstance(self.net, BlockNet):
-            raise ValueError(f"{self.net.config.algorithm} drafts a token a pass")
-        return self.net
 
 
 class DrafterContext(NamedTuple):

@@ -30,7 +30,7 @@ class DraftPasses:
     """Runs a draft model over the slots' pages (``page_table`` int32[S, P])."""
 
     def __init__(self, draft: LoadedDraft, page_table: torch.Tensor, ops: DraftOps) -> None:
-        self.net = draft.stepwise
+        self.net = draft.net
         self.ops = ops
         self._kv = draft.kv
         self._page_table = page_table

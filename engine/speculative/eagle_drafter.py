@@ -22,7 +22,7 @@ class EagleDrafter:
     """
 
     def __init__(self, context: DrafterContext, draft: LoadedDraft, trees: bool = False) -> None:
-        net, shape, device = draft.stepwise, draft.shape, context.device
+        net, shape, device = draft.net, draft.shape, context.device
         self.feature_layers: tuple[int, ...] | None = net.config.feature_layers
         self._steps = shape.steps
         self._passes = DraftPasses(draft, context.page_table, draft_ops(device))

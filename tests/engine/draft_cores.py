@@ -146,7 +146,7 @@ class FreshDraft:
 
     def __init__(self, made: DraftCore, tokens: Sequence[int]) -> None:
         assert made.draft is not None
-        self.net, size = made.draft.stepwise, made.draft.kv.page_size
+        self.net, size = made.draft.net, made.draft.kv.page_size
         ids, self._count = torch.tensor(tokens), len(tokens) - 1
         self._pool = KVPool(
             -(-len(ids) // size) + 2, size, self.net.config.model, self.net.dtype, CPU

@@ -13,17 +13,17 @@ from safetensors.torch import load_file, save_file
 
 from outrider.engine.models.block_loader import load_block_draft, read_block_weights
 from outrider.engine.models.block_weights import BlockWeights
-from outrider.engine.models.loader import load_model
+from outrider.engine.models.loader import LoadFormat, load_model
 from outrider.engine.weights import WeightsError
 from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.device_config import Placement
-from outrider.engine_core.draft_config import DraftConfig, SpecShape
+from outrider.engine_core.draft_config import DraftAlgorithm, DraftConfig, SpecShape
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.draft_sizes import draft_sizes
 from outrider.engine_core.draft_source import DraftSource, find_draft
 from outrider.engine_core.memory_parts import rotary_bytes, slots
 from outrider.engine_core.memory_plan import MemoryPlan, plan_memory
-from outrider.engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
+from outrider.engine_core.model_config import ModelConfigError, load_model_config
 from outrider.engine_core.safetensors_header import HeaderError
 from outrider.engine_core.tensor_checks import check_draft_tensors
 
@@ -41,11 +41,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("target"), 48, layers=4)
 
 
-def config_of(folder: Path, target: Path, algorithm: str, confidence: bool = True) -> DraftConfig:
-    assert algorithm in ("DFLASH", "DSPARK")
-    model: ModelConfig = load_model_config(target)
-    kind = "DFLASH" if algorithm == "DFLASH" else "DSPARK"
-    config = load_draft_config(folder, model, kind)
+def config_of(
+    folder: Path, target: Path, algorithm: DraftAlgorithm, confidence: bool = True
+) -> DraftConfig:
+    config = load_draft_config(folder, load_model_config(target), algorithm)
     assert config.block is not None
     asked = msgspec.structs.replace(config.block, confidence=config.block.confidence and confidence)
     return msgspec.structs.replace(config, block=asked)
@@ -265,7 +264,7 @@ def test_a_network_is_made_of_them(
     target: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
-    load_format: str,
+    load_format: LoadFormat,
 ) -> None:
     kind = BLOCKS[name]
     kind.write(tmp_path, target)
@@ -287,8 +286,7 @@ def test_a_network_is_made_of_them(
     module.TorchBlock = Net  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "outrider.engine.models.torch_block", module)
     model = load_model(target, load_model_config(target), torch.float32, CPU)
-    given = "dummy" if load_format == "dummy" else "auto"
-    net = load_block_draft(tmp_path, config, model, torch.float32, CPU, given)
+    net: object = load_block_draft(tmp_path, config, model, torch.float32, CPU, load_format)
     assert isinstance(net, Net)
     weights, longer, dtype = made[0]
     assert dtype == torch.float32

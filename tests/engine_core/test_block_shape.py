@@ -37,7 +37,7 @@ def shape(algorithm: str, own: SpecShape | None = OWN, **fields: Any) -> SpecSha
     return refuse_config(asked) or resolve_block(asked, algorithm, default, own)
 
 
-def notes(algorithm: str, own: SpecShape | None = OWN, **fields: Any) -> tuple[str, ...]:
+def notes(algorithm: str, fields: dict[str, Any], own: SpecShape | None = OWN) -> tuple[str, ...]:
     found = shape(algorithm, own, **fields)
     assert isinstance(found, SpecShape)
     return tuple(block_notes(config(algorithm, **fields), algorithm, own, found))
@@ -106,13 +106,13 @@ def test_what_cannot_be_is_refused(
 
 
 def test_flags_that_have_no_say_or_contradict_the_draft_are_noted() -> None:
-    assert notes("DFLASH") == ()
-    assert notes("DSPARK", None) == ()
-    assert notes("DFLASH", **{STEPS: 9, TOPK: 1}) == ()
-    forced = notes("DSPARK", **{STEPS: 3, TOPK: 4})
+    assert notes("DFLASH", {}) == ()
+    assert notes("DSPARK", {}, None) == ()
+    assert notes("DFLASH", {STEPS: 9, TOPK: 1}) == ()
+    forced = notes("DSPARK", {STEPS: 3, TOPK: 4})
     assert [note.split(":")[0] for note in forced] == [STEPS, TOPK]
     assert "3 becomes 9: DSPARK drafts a block of 9 tokens at once" in forced[0]
-    other = notes("DFLASH", **{B: 8})
+    other = notes("DFLASH", {B: 8})
     assert other == (f"{B}: 7 tokens are drafted, the draft was trained for 9",)
 
 
