@@ -20,8 +20,7 @@ from ..engine_core.model_path import resolve_model
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.tensor_shapes import IGNORABLE, UNUSED
 from .child_stdout import take_stdout
-from .models.block_loader import spare_names
-from .models.block_weights import read_block
+from .models.block_checkpoint import read_block, spare_names
 from .models.decoder_weights import read_head, read_layer
 from .models.draft_weights import DraftTensors, read_draft, read_token_ids
 from .weights import Checkpoint, WeightsError

@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.engine.models.block_loader import load_block_draft, read_block_weights
+from outrider.engine.models.block_checkpoint import read_block_weights
+from outrider.engine.models.block_loader import load_block_draft
 from outrider.engine.models.block_weights import BlockWeights
 from outrider.engine.models.loader import LoadFormat, load_model
 from outrider.engine.weights import WeightsError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.engine.models.block_loader import read_block_weights
+from outrider.engine.models.block_checkpoint import read_block_weights
 from outrider.engine.models.draft_loader import read_weights
 from outrider.engine.models.loader import load_model
 from outrider.engine.weights import WeightsError
