@@ -136,6 +136,9 @@ def random_tensors(config: DraftConfig) -> Tensors:
         shapes["confidence_head.proj.weight"] = (1, width)
         shapes["confidence_head.proj.bias"] = (1,)
     tensors = {name: random_tensor(name, *shape) for name, shape in shapes.items()}
+    for name, tensor in tensors.items():
+        if name.endswith(".bias"):
+            tensor -= 1
     for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
         if name in tensors:
             tensors[name] *= 4  # so that the token before matters
