@@ -32,7 +32,7 @@ from .models.block_loader import load_block_draft
 from .models.block_net import BlockNet
 from .models.draft_loader import load_draft
 from .models.draft_net import DraftNet
-from .speculative.device_drafter import LoadedDraft
+from .speculative.device_drafter import LoadedModel, loaded_model
 from .step import StepRunner
 from .threads import choose_num_threads
 from .weights import WeightsError
@@ -131,13 +131,13 @@ def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> E
     """
     site, model, memory = loaded.site, loaded.model, loaded.memory
     config, whole, device = site.config, site.whole, site.device
-    draft: LoadedDraft | None = None
+    draft: LoadedModel | None = None
     with memory.guard("the KV pool"):
         kv = _make_pool(site, site.model, model.dtype, num_pages)
         if loaded.draft is not None and site.draft is not None:
             net = loaded.draft
             pool = _make_pool(site, net.config.model, net.dtype, num_pages)
-            draft = LoadedDraft(net, pool, site.draft.shape)
+            draft = loaded_model(net, pool, site.draft.shape)
     memory.mark("pool")
     # Finished requests give their slot back a step later; twice the slots let others enter.
     max_slots = 2 * config.max_running_requests

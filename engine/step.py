@@ -18,7 +18,7 @@ from .models import Model
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
-from .speculative.device_drafter import DeviceDrafter, LoadedDraft
+from .speculative.device_drafter import DeviceDrafter, LoadedModel
 from .speculative.drafter_maker import make_drafter
 from .speculative.simulate import SimulatedAcceptance
 from .speculative.target_features import run_target
@@ -65,7 +65,7 @@ class StepRunner:
         self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self._drafts: StepDrafts | None = None
 
-    def prepare(self, config: CoreConfig, draft: LoadedDraft | None) -> DeviceDrafter | None:
+    def prepare(self, config: CoreConfig, draft: LoadedModel | None) -> DeviceDrafter | None:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
         drafter = make_drafter(config, self.state.page_table, self._model, self._kv, draft)
         if drafter is not None:

@@ -14,7 +14,7 @@ from ..engine_core.plan import HostDrafts, StepPlan, StepResult
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
 from .draft_clock import draft_work
 from .measure import StepTimer
-from .speculative.device_drafter import LoadedDraft
+from .speculative.device_drafter import LoadedModel
 from .step import StepRunner
 
 _JOIN_S = 5.0
@@ -110,7 +110,7 @@ class TorchWorker:
     """
 
     def __init__(
-        self, info: WorkerInfo, runner: StepRunner, timer: Timer, draft: LoadedDraft | None = None
+        self, info: WorkerInfo, runner: StepRunner, timer: Timer, draft: LoadedModel | None = None
     ) -> None:
         """``draft``: the draft model of algorithms that have one."""
         self._draft = draft

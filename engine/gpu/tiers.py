@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...engine_core.draft_config import SpecShape
+from ...engine_core.draft_config import BlockConfig, SpecShape
 from ...engine_core.graph_sizes import CHUNK_ROWS, chunk_rows, chunk_tiers, chunk_tokens
 
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -59,6 +59,20 @@ def pass_sizes(tiers: Iterable[Tier], shape: SpecShape) -> set[int]:
         sizes |= {tier.tokens, tier.all_rows}
         if shape.topk > 1 and tier.width > 1:
             sizes |= {tier.all_rows * shape.topk * level for level in range(1, shape.steps)}
+    return sizes
+
+
+def block_sizes(tiers: Iterable[Tier], block: BlockConfig) -> set[int]:
+    """The numbers of tokens of a block draft's passes in steps of ``tiers``.
+
+    Injection of all that the target ran, the blocks and their drafts, and a draft of every row.
+    """
+    sizes = set()
+    for tier in tiers:
+        sizes.add(tier.tokens)
+        if tier.width > 1:
+            rows = tier.all_rows
+            sizes |= {min(rows * block.rows, tier.tokens), rows * block.drafts, rows}
     return sizes
 
 

@@ -15,8 +15,10 @@ from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..agreement import Ranks
 from ..kv_pool import KVPool
 from ..models import GpuModel
+from ..models.block_net import GpuBlockNet
 from ..models.draft_net import GpuDraftNet
-from ..speculative.device_drafter import LoadedDraft
+from ..models.torch_block import block_of
+from ..speculative.device_drafter import LoadedModel
 from ..speculative.drafter_maker import make_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
@@ -26,7 +28,7 @@ from .marks import Mark, wait_unless
 from .packer import StepPacker
 from .state import DeviceState
 from .step_runner import GpuStepRunner
-from .tiers import Tiers, pass_sizes
+from .tiers import Tiers, block_sizes, pass_sizes
 
 _TURNS = 3
 _STEP_TIMEOUT_S = 120.0  # of a step over several ranks
@@ -48,7 +50,7 @@ class GpuWorker:
         kv: KVPool,
         max_pages: int,
         ranks: Ranks | None = None,
-        draft: LoadedDraft | None = None,
+        draft: LoadedModel | None = None,
     ) -> None:
         """``max_pages``: pages of the longest sequence, with what steps in flight overrun.
 
@@ -112,8 +114,11 @@ class GpuWorker:
         """
         tiers = Tiers(self._max_rows, width).all() + self._tiers(width).mixed()
         self._model.tune({size for tier in tiers for size in (tier.tokens, tier.nodes)})
-        if self._draft is not None and isinstance(self._draft.net, GpuDraftNet):
-            self._draft.net.tune(pass_sizes(tiers, self._draft.shape))
+        net = None if self._draft is None else self._draft.net
+        if isinstance(net, GpuBlockNet):
+            net.tune(block_sizes(tiers, block_of(net.config)))
+        elif self._draft is not None and isinstance(net, GpuDraftNet):
+            net.tune(pass_sizes(tiers, self._draft.shape))
         self._runner = self._make_runner(width)
 
     def replay_seconds(self, rows: int, tokens: int, steps: int) -> float | None:

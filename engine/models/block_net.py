@@ -10,6 +10,7 @@ from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 
 
+@runtime_checkable
 class BlockNet(Protocol):
     """DFLASH's or DSPARK's draft over paged KV of its own. T tokens, N rows, H its hidden size, W
     the width of the target's features, V the target's vocabulary, r the Markov head's rank.
@@ -35,7 +36,7 @@ class BlockNet(Protocol):
     ) -> None:
         """Write keys and values of T committed tokens from the target's features [T, W].
 
-        ``positions``, ``kv_slots`` int64[T].
+        Those of `block_features.captured_layers`. ``positions``, ``kv_slots`` int64[T].
         """
         ...
 
@@ -54,11 +55,11 @@ class BlockNet(Protocol):
     def choose(
         self, hidden: torch.Tensor, bonus: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor | None:
-        """Draft R blocks greedily: fill ``tokens`` int64[R, drafts]; of equal logits the lowest id.
+        """Draft R blocks greedily: fill ``tokens`` int64[drafts, R]; of equal logits the lowest id.
 
-        ``hidden`` [R, rows, H]: ``forward``'s answer; ``bonus`` int64[R]: the tokens that the
-        blocks begin with. Returns float32[R, drafts], the confidence head's raw logits; None
-        without one.
+        ``hidden`` [drafts, R, H]: of ``forward``'s answer the rows that propose, draft by draft;
+        ``bonus`` int64[R]: the tokens that the blocks begin with. All three are contiguous. Returns
+        float32[R, drafts], the confidence head's raw logits; None without one.
         """
         ...
 

@@ -1,6 +1,6 @@
 """The weights of block drafts: DFLASH's and DSPARK's."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 
@@ -47,3 +47,13 @@ class BlockWeights:
     layers: list[LayerWeights] = field(default_factory=list)
     markov: MarkovWeights | None = None
     confidence: ConfidenceWeights | None = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All that exist."""
+        some: list[torch.Tensor | None] = [self.fc, self.hidden_norm, self.final_norm]
+        for layer in self.layers:
+            some += layer.tensors()
+        for head in (self.markov, self.confidence):
+            if head is not None:
+                some += [getattr(head, field.name) for field in fields(head)]
+        return [tensor for tensor in some if tensor is not None]

@@ -10,6 +10,7 @@ from ...engine_core.plan import SlotInit
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..models import Model
+from ..models.block_net import BlockNet
 from ..models.draft_net import DraftNet
 
 
@@ -22,6 +23,24 @@ class LoadedDraft(NamedTuple):
     net: DraftNet
     kv: KVPool
     shape: SpecShape
+
+
+class LoadedBlock(NamedTuple):
+    """As LoadedDraft, of a draft that proposes whole blocks."""
+
+    net: BlockNet
+    kv: KVPool
+    shape: SpecShape
+
+
+LoadedModel = LoadedDraft | LoadedBlock
+
+
+def loaded_model(net: DraftNet | BlockNet, kv: KVPool, shape: SpecShape) -> LoadedModel:
+    """A draft model in memory, as what its network makes it."""
+    if isinstance(net, BlockNet):
+        return LoadedBlock(net, kv, shape)
+    return LoadedDraft(net, kv, shape)
 
 
 class DrafterContext(NamedTuple):
@@ -40,7 +59,7 @@ class DrafterContext(NamedTuple):
     target: Model
     layers: int
     vocab_size: int
-    draft: LoadedDraft | None = None
+    draft: LoadedModel | None = None
 
 
 class DraftRows(NamedTuple):

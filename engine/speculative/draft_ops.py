@@ -5,13 +5,15 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels import draft_ops_cpu
+from ...kernels import block_layout, draft_ops_cpu
 
 Op = Callable[..., None]
 
 
 class DraftOps(NamedTuple):
-    """Functions named and described in ``kernels/draft_*.py``, and ``pick_rows``."""
+    """Functions named and described in ``kernels/draft_*.py`` and ``block_layout.py``, and
+    ``pick_rows``.
+    """
 
     extend_inputs: Op
     chain_layout: Op
@@ -23,6 +25,8 @@ class DraftOps(NamedTuple):
     take_state: Op
     keep_state: Op
     pick_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    block_layout: Op
+    keep_newest: Op
 
 
 def pick_rows(index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -41,6 +45,8 @@ _CPU = DraftOps(
     draft_ops_cpu.take_state,
     draft_ops_cpu.keep_state,
     draft_ops_cpu.pick_rows,
+    block_layout.block_layout,
+    block_layout.keep_newest,
 )
 
 

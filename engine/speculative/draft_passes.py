@@ -101,7 +101,7 @@ class DraftPasses:
             rows.slots, rows.caps, rows.seq_lens, self._page_table, self._kv.page_size,
             width, ahead, positions=positions, kv_slots=kv_slots, kv_lens=kv_lens,
         )  # fmt: skip
-        table, slots = self._pages(rows.slots, kv_lens)
+        table, slots = pages_of(self._page_table, rows.slots, kv_lens, self._kv.page_size)
         batch = self._batch(
             table, slots, positions.flatten(), kv_slots.flatten(), kv_lens, ids.shape[1]
         )
@@ -145,24 +145,11 @@ class DraftPasses:
             rows.slots, rows.caps, rows.seq_lens, self._page_table, self._kv.page_size,
             positions=positions, kv_slots=kv_slots, kv_lens=kv_lens,
         )  # fmt: skip
-        table, slots = self._pages(rows.slots, kv_lens)
+        table, slots = pages_of(self._page_table, rows.slots, kv_lens, self._kv.page_size)
         return [
             self._batch(table, slots, *fields, 1)
             for fields in zip(positions.unbind(), kv_slots.unbind(), kv_lens.unbind(), strict=True)
         ]
-
-    def _pages(
-        self, slots: torch.Tensor, kv_lens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A page table for rows of these slots and lengths, and the slots if it is theirs."""
-        table = self._page_table
-        if table.is_cuda:
-            return table, slots
-        # Models on a CPU take the rows' own pages, as many as the longest row needs.
-        if len(slots) == 1:
-            return table.narrow(0, int(slots[0]), 1), None
-        pages = -(-int(kv_lens.max()) // self._kv.page_size)
-        return torch.from_numpy(table.numpy()[slots.numpy(), :pages]), None
 
     def _batch(
         self,
@@ -189,6 +176,21 @@ class DraftPasses:
             slots=slots,
             groups=(RowGroup(0, rows, width),),
         )
+
+
+def pages_of(
+    table: torch.Tensor, slots: torch.Tensor, kv_lens: torch.Tensor, page_size: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of int32[S, P] a page table for rows of these slots and lengths, and the slots if it is that
+    of all slots.
+    """
+    if table.is_cuda:
+        return table, slots
+    # Models on a CPU take the rows' own pages, as many as the longest row needs.
+    if len(slots) == 1:
+        return table.narrow(0, int(slots[0]), 1), None
+    pages = -(-int(kv_lens.max()) // page_size)
+    return torch.from_numpy(table.numpy()[slots.numpy(), :pages]), None
 
 
 def without_junk(extension: Extension, verdict: Verdict) -> Extension:

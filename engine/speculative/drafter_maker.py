@@ -11,7 +11,7 @@ from ...engine_core.refusal import Refused, RefusedError
 from ..kv_pool import KVPool
 from ..models import Model
 from .checked_drafter import CheckedDrafter
-from .device_drafter import DeviceDrafter, DrafterContext, LoadedDraft
+from .device_drafter import DeviceDrafter, DrafterContext, LoadedModel
 
 
 def make_drafter(
@@ -19,7 +19,7 @@ def make_drafter(
     page_table: torch.Tensor,
     target: Model,
     kv: KVPool,
-    draft: LoadedDraft | None,
+    draft: LoadedModel | None,
 ) -> DeviceDrafter | None:
     """The drafter on the device that ``config`` asks for, over slots whose pages, of ``target``'s
     pool ``kv``, are ``page_table`` int32[slots, P]; None where it asks for none.

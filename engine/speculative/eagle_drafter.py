@@ -99,6 +99,6 @@ class EagleDrafter:
 
 def make(context: DrafterContext) -> EagleDrafter:
     """The drafter that the specs of EAGLE and EAGLE3 name. Raises ValueError without a model."""
-    if context.draft is None:
-        raise ValueError("EAGLE and EAGLE3 draft with a model, and none was loaded")
+    if not isinstance(context.draft, LoadedDraft):
+        raise ValueError("EAGLE and EAGLE3 draft with a model of their kind, and none was loaded")
     return EagleDrafter(context, context.draft)

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from ...kernels.block_layout_gpu import block_layout, keep_newest
 from ...kernels.draft_candidates_gpu import top_candidates
 from ...kernels.draft_extend_gpu import extend_inputs
 from ...kernels.draft_layout_gpu import chain_layout, tree_layout
@@ -32,4 +33,6 @@ def gpu_draft_ops(device: torch.device) -> DraftOps:
         take_state=partial(take_state, pdl=pdl),
         keep_state=partial(keep_state, pdl=pdl),
         pick_rows=partial(embed, pdl=pdl),
+        block_layout=partial(block_layout, pdl=pdl),
+        keep_newest=partial(keep_newest, pdl=pdl),
     )

@@ -65,6 +65,6 @@ class StandaloneDrafter:
 
 def make(context: DrafterContext) -> StandaloneDrafter:
     """The drafter that STANDALONE's spec names. Raises ValueError without a model."""
-    if context.draft is None:
-        raise ValueError("STANDALONE drafts with a model, and none was loaded")
+    if not isinstance(context.draft, LoadedDraft):
+        raise ValueError("STANDALONE drafts with a model of its kind, and none was loaded")
     return StandaloneDrafter(context, context.draft)

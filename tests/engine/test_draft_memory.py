@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from outrider.engine.build import build_worker
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import load_model
+from outrider.engine.models.cpu_draft import NativeDraft
 from outrider.engine.models.draft_loader import load_draft
 from outrider.engine.rank_worker import find_site, load_rank
 from outrider.engine_core.config import EngineConfig, refuse_config
@@ -90,7 +91,7 @@ def test_a_map_of_hot_tokens_copies_their_rows(target: Path, tmp_path: Path) -> 
     folder = drafts.write_eagle(tmp_path / "eagle", target)
     config = config_of(target, "EAGLE", folder, speculative_token_map=str(tmp_path / "map.json"))
     loaded = load_rank(find_site(config))
-    assert loaded.draft is not None
+    assert isinstance(loaded.draft, NativeDraft)
     assert loaded.draft.token_ids is not None
     assert loaded.draft.token_ids.tolist() == [9, 1, 63]
     plain = load_rank(find_site(config_of(target, "EAGLE", folder)))
