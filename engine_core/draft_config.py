@@ -40,9 +40,9 @@ class BlockConfig(msgspec.Struct, frozen=True, kw_only=True):
     of the target's embeddings. ``markov`` and ``confidence``: DSPARK's heads;
     ``confidence_with_markov``: the latter reads the embedding of the token before, too.
 
-    What only reading the weights minds (``engine/models/block_checkpoint.py``): ``fc_order``, for each
-    block of columns of the checkpoint's ``fc`` the place in ``feature_layers`` of the layer that
-    it takes; ``gemma_norms``: norms are stored less one; ``value_scale``: of all values.
+    What only reading the weights minds (``engine/models/block_checkpoint.py``): ``fc_order``, for
+    each block of columns of the checkpoint's ``fc`` the place in ``feature_layers`` of the layer
+    that it takes; ``gemma_norms``: norms are stored less one; ``value_scale``: of all values.
     """
 
     drafts: int

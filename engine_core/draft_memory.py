@@ -140,11 +140,12 @@ def _injected_bytes(
     config: DraftConfig, block: BlockConfig, tokens: int, rows: int, item: int
 ) -> int:
     """The target's features of a step's tokens, the context vector before and behind its norm, and
-    all layers' keys and values; the blocks' input; sums of head and Markov head in float32."""
+    all layers' keys and values; of the blocks the hidden states that propose, and the Markov head's
+    logits of a step, latents and share of the hidden states."""
     model = config.model
     written = 2 * model.hidden_size + 2 * model.num_hidden_layers * model.kv_size
     total = tokens * (config.feature_size + written) * item
-    total += rows * block.rows * model.hidden_size * item
+    total += rows * block.drafts * model.hidden_size * item
     if block.markov is not None:
-        total += rows * (model.vocab_size * 4 + 4 * block.markov.rank * 4)
+        total += rows * (model.vocab_size + 3 * (block.drafts + 2) * block.markov.rank) * item
     return total

@@ -41,7 +41,7 @@ def draft_sizes(draft: DraftSource, placement: Placement) -> DraftSizes:
     if config.algorithm == "STANDALONE":
         weights = weight_bytes(config.model, draft.stored, placement)
     elif config.block is not None:
-        weights = _block_bytes(config, item)
+        weights = _block_bytes(config, item, placement.device == "cuda")
     elif runs_packed(config.model, placement):
         weights = _packed_bytes(draft)
     else:
@@ -52,10 +52,15 @@ def draft_sizes(draft: DraftSource, placement: Placement) -> DraftSizes:
     return DraftSizes(weights, kv_bytes_per_token(config.model, item))
 
 
-def _block_bytes(config: DraftConfig, item: int) -> int:
-    """Columns of fc that take the same layer are one; the confidence head is float32."""
-    shapes = block_shapes(config)
-    shapes["model.fc.weight"] = (config.model.hidden_size, config.feature_size)
+def _block_bytes(config: DraftConfig, item: int, stacked: bool) -> int:
+    """Columns of fc that take the same layer are one; the confidence head is float32.
+
+    ``stacked``: injection has the key and value rows of all layers a second time.
+    """
+    shapes, model = block_shapes(config), config.model
+    shapes["model.fc.weight"] = (model.hidden_size, config.feature_size)
+    if stacked:
+        shapes["stacked"] = (model.num_hidden_layers * 2 * model.kv_size, model.hidden_size)
     return sum(
         math.prod(shape) * (4 if name.startswith(CONFIDENCE) else item)
         for name, shape in shapes.items()

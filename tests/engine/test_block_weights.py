@@ -314,6 +314,8 @@ def test_weights_are_planned_exactly(
         tensors += [part for part in parts if part is not None]
     item = 4 if placement.dtype == "float32" else 2
     expected = item * sum(tensor.numel() for tensor in tensors)
+    if placement.device == "cuda":  # injection's own copy of the key and value rows
+        expected += item * config.model.num_hidden_layers * 2 * config.model.kv_size * 16
     if weights.confidence is not None:
         expected += 4 * (weights.confidence.weight.numel() + 1)
     shape = SpecShape(kind.drafts, 1, kind.drafts + 1)
@@ -340,7 +342,10 @@ def test_a_plan_of_an_8b_target_counts_its_block_draft() -> None:
     assert isinstance(plan, MemoryPlan), plan
     assert plan.draft_kv_bytes_per_token == 20_480  # 5 layers of 8 heads of 128, twice, 2 bytes
     assert plan.draft_weight_bytes == 2 * (
-        5 * (4096 * (2 * 4096 + 2048 + 3 * 12288) + 8448) + 5 * 4096**2 + 2 * 4096
+        5 * (4096 * (2 * 4096 + 2048 + 3 * 12288) + 8448)
+        + 5 * 4096**2
+        + 2 * 4096
+        + 5 * 2048 * 4096  # key and value rows once more, for injection
     )
     assert plan.draft_activation_bytes > 2 * 512 * 5 * 4096  # the features of a prompt's chunk
     assert plan.draft_graph_bytes > 0
