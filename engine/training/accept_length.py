@@ -28,22 +28,31 @@ class AgreementCounts:
         self._rounds = 0
         self._emitted = 0
 
-    def add(self, agree: torch.Tensor, own: torch.Tensor, origin: int) -> None:
-        """``agree`` bool[B, R, S], ``origin``: see StepResult, ``own``: see Batch; rows of own
-        text count only, where there is any.
+    def add(
+        self,
+        agree: torch.Tensor,
+        own: torch.Tensor,
+        origin: int,
+        drafted: torch.Tensor | None = None,
+    ) -> None:
+        """``agree`` bool[B, R, S], ``origin``, ``drafted``: see StepResult, ``own``: see Batch;
+        rows of own text count only, where there is any. What was not drafted everywhere is not
+        walked.
         """
         leading = agree.cpu().int().cumprod(-1)
         steps = leading.shape[-1]
-        for row, marks in zip(leading, own.cpu(), strict=True):
+        known = torch.ones(leading.shape[:-1]) if drafted is None else drafted.cpu()
+        for row, marks, counted in zip(leading, own.cpu(), known.bool(), strict=True):
             texts = own_texts(marks)
             # Rows of which all steps begin behind own text.
             rows = [(begin + origin, end + origin - steps + 1) for begin, end in texts]
             for begin, end in rows or [(0, len(row))]:
-                part = row[max(0, begin) : max(0, end)]
+                place = slice(max(0, begin), max(0, end))
+                part = row[place][counted[place]]
                 self._reached[0] += len(part)
                 self._reached[1:] += part.sum(0)
             accepted = row.sum(-1).tolist()
-            for begin, end in texts:
+            for begin, end in texts if drafted is None else ():
                 self._walk(accepted, max(0, begin + origin), end - 1 + origin)
 
     def result(self) -> Projection:

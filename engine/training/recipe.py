@@ -17,12 +17,14 @@ from .dense import DenseTarget
 class StepResult(NamedTuple):
     """``loss``: a scalar to go backward from. ``agree`` bool[B, R, S]: whether step i of the draft
     that begins at row r chooses as the target does. ``origin``: the row at which the draft begins
-    that follows the target's own first token, relative to that token's position.
+    that follows the target's own first token, relative to that token's position. ``drafted``
+    bool[B, R]: the rows of which ``agree`` speaks; None for all.
     """
 
     loss: torch.Tensor
     agree: torch.Tensor
     origin: int
+    drafted: torch.Tensor | None = None
 
 
 class Exported(NamedTuple):
@@ -51,6 +53,10 @@ class Recipe(Protocol):
 
     def agreement(self, batch: Batch) -> StepResult:
         """``step`` for measuring: under no_grad; ``loss`` may be anything."""
+        ...
+
+    def adopt(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take on the weights of a draft of the same form, named as ``export`` names them."""
         ...
 
     def export(self, dtype: torch.dtype) -> Exported:

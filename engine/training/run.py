@@ -14,7 +14,8 @@ from ...engine_core.model_config import ModelConfig, ModelConfigError, load_mode
 from ...engine_core.model_path import ModelNotFound, resolve_model
 from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.tensor_shapes import IGNORABLE
-from ...engine_core.train_spec import TrainSpec, refuse_train, serving_shape
+from ...engine_core.train_checks import refuse_train
+from ...engine_core.train_spec import TrainSpec, serving_shape
 from ..weights import Checkpoint, WeightsError
 from .batches import Mixture, Rows, RowSource, hold_out_windows, windows
 from .card import model_card
