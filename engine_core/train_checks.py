@@ -44,6 +44,7 @@ _PARTS = (
     "hard_weight",
     "survival_floor",
     "dpace_alpha",
+    "confidence_greedy",
     "warmup",
     "decay",
     "ema",
@@ -61,7 +62,14 @@ _OF_BLOCKS = (
     "decay_gamma",
     "dpace_alpha",
 )
-_OF_DSPARK = ("markov_rank", "markov_head", "ce_weight", "l1_weight", "confidence_weight")
+_OF_DSPARK = (
+    "markov_rank",
+    "markov_head",
+    "ce_weight",
+    "l1_weight",
+    "confidence_weight",
+    "confidence_greedy",
+)
 
 
 def refuse_train(spec: TrainSpec) -> Refused | None:

@@ -42,7 +42,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ``anchors`` tokens of a row. ``block_weighting``: "decay", by which a block's tokens weigh
     exp(-i / ``decay_gamma``), or "dpace", by the draft's own chance of being accepted up to them,
     smoothed by ``dpace_alpha``. ``ce_weight``, ``l1_weight``, ``confidence_weight``: the parts of
-    DSPARK's loss.
+    DSPARK's loss. ``confidence_greedy``: how far its confidence is of greedy decoding, where a draft
+    is accepted or not, instead of rejection sampling's acceptance probability.
 
     Time. ``steps`` or ``minutes`` set the schedule's end; ``max_minutes`` ends this command early,
     to be continued with ``resume``.
@@ -100,6 +101,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ce_weight: float = 0.1
     l1_weight: float = 0.9
     confidence_weight: float = 1.0
+    confidence_greedy: float = 1.0
     # Optimisation
     batch_size: int = 128
     optimizer: Literal["muon", "adamw"] = "muon"

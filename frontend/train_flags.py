@@ -170,6 +170,13 @@ FLAGS = (
     Flag("ce_weight", float, "DSPARK: of its cross-entropy", LOSS, "W"),
     Flag("l1_weight", float, "DSPARK: of its L1 distance", LOSS, "W"),
     Flag("confidence_weight", float, "DSPARK: of its confidence head's loss", LOSS, "W"),
+    Flag(
+        "confidence_greedy",
+        float,
+        "DSPARK: part of its confidence that is of greedy decoding, the rest of sampling",
+        LOSS,
+        "PART",
+    ),
     Flag("batch_size", int, "rows of a step", LEARNING, "N"),
     Flag(
         "optimizer",

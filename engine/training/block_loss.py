@@ -17,7 +17,8 @@ class Objective(NamedTuple):
     """What a row's loss is made of: cross-entropy and total variation distance to the wanted
     distribution, which has ``hard`` on the target's first choice and the rest as the target has it.
 
-    ``lk``: instead of by their weights, the two are mixed by how far the distributions overlap.
+    ``greedy``: the part of a draft's ``chance`` that is greedy acceptance, the rest is that of
+    rejection sampling. ``lk``: instead of by their weights, the two are mixed by how far the distributions overlap.
     ``survival_floor``: what a token weighs behind one that the target would not have chosen.
     ``dpace_alpha``: tokens are weighed by D-PACE; None: by what the caller gives.
     """
@@ -26,6 +27,7 @@ class Objective(NamedTuple):
     variation: float
     lk: bool
     hard: float
+    greedy: float
     survival_floor: float
     dpace_alpha: float | None
 
@@ -43,8 +45,8 @@ class Drafted(NamedTuple):
 
 class BlockLoss(NamedTuple):
     """``loss``: the weighted sum. All others [N, K]: ``agree``: whether the draft's first choice is
-    the target's; ``chance``: of being accepted, when sampling and when greedy, mixed as the wanted
-    distribution is; ``alive``: what of a token's weight the text's departures have left.
+    the target's; ``chance``: of the draft being accepted; ``alive``: what of a token's weight the
+    text's departures have left.
     """
 
     loss: torch.Tensor
@@ -128,6 +130,7 @@ def block_rows(
     variation: float,
     lk: bool,
     hard: float,
+    greedy: float,
     survival_floor: float,
     dpace_alpha: float | None,
 ) -> tuple[torch.Tensor, ...]:
@@ -157,7 +160,7 @@ def block_rows(
         grad = cross_entropy * (q - wanted) + variation * of_variation
         loss = cross_entropy * loss + variation * (1.0 - overlap)
     agree = wide.argmax(-1) == top
-    chance = (1.0 - hard) * torch.minimum(p, q).sum(-1) + hard * agree
+    chance = (1.0 - greedy) * torch.minimum(p, q).sum(-1) + greedy * agree
     return (
         (grad * weight[..., None]).to(drafted.dtype),
         (loss * weight).sum(),

@@ -23,7 +23,7 @@ class DFlash(BlockRecipe):
         spec = self._spec
         alpha = spec.dpace_alpha if weighting_of(spec) == "dpace" else None
         lk = spec.loss == "lk"
-        return Objective(1.0, 0.0, lk, spec.hard_weight, spec.survival_floor, alpha)
+        return Objective(1.0, 0.0, lk, spec.hard_weight, 1.0, spec.survival_floor, alpha)
 
     def drafted(
         self, hidden: torch.Tensor, before: torch.Tensor, weights: Named

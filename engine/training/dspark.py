@@ -4,11 +4,12 @@ import torch
 import torch.nn.functional as F
 
 from ...engine_core.train_spec import weighting_of
+from .batches import Batch
 from .block_loss import Drafted, Objective
 from .block_recipe import BlockRecipe, Named
 from .draft_layer import learnt_matrix
 from .markov_head import W1, W2, MarkovHead
-from .recipe import Setting
+from .recipe import Confidences, Setting
 
 _PROJ, _BIAS = "confidence_head.proj.weight", "confidence_head.proj.bias"
 
@@ -41,7 +42,8 @@ class DSpark(BlockRecipe):
         spec = self._spec
         alpha = spec.dpace_alpha if weighting_of(spec) == "dpace" else None
         parts = spec.ce_weight, 2.0 * spec.l1_weight
-        return Objective(*parts, False, spec.hard_weight, spec.survival_floor, alpha)
+        hard, greedy = spec.hard_weight, spec.confidence_greedy
+        return Objective(*parts, False, hard, greedy, spec.survival_floor, alpha)
 
     def drafted(
         self, hidden: torch.Tensor, before: torch.Tensor, weights: Named
@@ -68,6 +70,12 @@ class DSpark(BlockRecipe):
             before = (logits[:, place] + F.linear(latent, weights[W2])).argmax(-1)
             tokens.append(before)
         return torch.stack(tokens, dim=1), torch.stack(confidences, dim=1)
+
+    def confidences(self, batch: Batch) -> Confidences:
+        """See Confident."""
+        found = self.propose(batch)
+        assert found.confidence is not None
+        return Confidences(found.confidence, found.agree, 0)
 
     def fields(self) -> dict[str, object]:
         """Also under ``dflash_config``, where some loaders look for them."""

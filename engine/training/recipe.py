@@ -1,7 +1,7 @@
 """What an algorithm's training is to the trainer, and where algorithms are found."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,16 @@ class StepResult(NamedTuple):
     agree: torch.Tensor
     origin: int
     drafted: torch.Tensor | None = None
+
+
+class Confidences(NamedTuple):
+    """Of every draft of a batch: raw confidence ``logits`` float32[B, R, S]; the others as those of
+    StepResult.
+    """
+
+    logits: torch.Tensor
+    agree: torch.Tensor
+    origin: int
 
 
 class Exported(NamedTuple):
@@ -61,6 +71,15 @@ class Recipe(Protocol):
 
     def export(self, dtype: torch.dtype) -> Exported:
         """The draft in the format that serving engines load."""
+        ...
+
+
+@runtime_checkable
+class Confident(Protocol):
+    """A recipe whose draft has a confidence head."""
+
+    def confidences(self, batch: Batch) -> Confidences:
+        """What it says of greedy drafts, under no_grad."""
         ...
 
 

@@ -18,13 +18,14 @@ from ...engine_core.train_checks import refuse_train
 from ...engine_core.train_spec import TrainSpec, serving_shape
 from ..weights import Checkpoint, WeightsError
 from .batches import Mixture, Rows, RowSource, hold_out_windows, windows
+from .calibration import calibrate, write_sts
 from .card import model_card
 from .checkpoint import FILE, SavedRun
 from .dense import DenseTarget
 from .export import tensor_bytes, write_draft
 from .initial_draft import start_from
 from .on_policy import Generate, OwnRows, Say, own_rows
-from .recipe import RecipeRegistry, Setting
+from .recipe import Confident, RecipeRegistry, Setting
 from .registry import default_recipes
 from .run_folder import is_exported, make_folder, refuse_folders
 from .token_files import DataError, Tokens, read_split
@@ -121,13 +122,17 @@ def train_draft(
     mixture, held = _mixture(spec, data, world, device), _held(data, device)
     trainer = Trainer(spec, recipe, mixture, held, world, saved, data.marks)
     outcome = trainer.run()
+    sts = None
+    if isinstance(recipe, Confident) and world.leads and not outcome.interrupted:
+        sts = calibrate(recipe, held, spec.selection_rows, spec.batch_size, say)
     exported = recipe.export(torch.bfloat16)
     size = tensor_bytes(exported.tensors)
 
     def write() -> None:
         own_tokens = int(data.own.own.sum())
-        card = model_card(spec, exported, outcome, own_tokens, data.corpus.size)
+        card = model_card(spec, exported, outcome, own_tokens, data.corpus.size, sts)
         write_draft(output, exported, card, folder if spec.algorithm == "STANDALONE" else None)
+        write_sts(output, sts)
 
     world.lead_first(write, lambda: None)
     say(f"{output}: {size / 1e6:.2f} MB, {outcome.position.step} steps")

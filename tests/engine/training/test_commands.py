@@ -145,7 +145,7 @@ def test_a_run_goes_on_with_its_own_data_only(spec: TrainSpec, place: Path, tmp_
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
-        ("algorithm", {"algorithm": "DFLASH"}),
+        ("algorithm", {"algorithm": "NGRAM"}),
         ("resume", {"resume": True}),
         ("feature_layers", {"feature_layers": (99,)}),
         ("draft_vocab_size", {"draft_vocab_size": 900}),

@@ -120,7 +120,7 @@ ALONE: dict[str, object] = {
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
-        ("algorithm", {"algorithm": "DFLASH", "data": ("/nowhere",)}),
+        ("algorithm", {"algorithm": "NGRAM", "data": ("/nowhere",)}),
         ("draft_vocab_size", {"algorithm": "EAGLE", "draft_vocab_size": 9}),
         ("own_head", {"algorithm": "EAGLE", "own_head": True}),
         ("own_head", {"algorithm": "STANDALONE", "own_head": True}),
