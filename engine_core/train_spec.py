@@ -42,8 +42,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ``anchors`` tokens of a row. ``block_weighting``: "decay", by which a block's tokens weigh
     exp(-i / ``decay_gamma``), or "dpace", by the draft's own chance of being accepted up to them,
     smoothed by ``dpace_alpha``. ``ce_weight``, ``l1_weight``, ``confidence_weight``: the parts of
-    DSPARK's loss. ``confidence_greedy``: how far its confidence is of greedy decoding, where a draft
-    is accepted or not, instead of rejection sampling's acceptance probability.
+    DSPARK's loss. ``confidence_greedy``: how far its confidence is of greedy decoding, where a
+    draft is accepted or not, instead of rejection sampling's acceptance probability.
 
     Time. ``steps`` or ``minutes`` set the schedule's end; ``max_minutes`` ends this command early,
     to be continued with ``resume``.

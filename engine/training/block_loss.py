@@ -17,8 +17,9 @@ class Objective(NamedTuple):
     """What a row's loss is made of: cross-entropy and total variation distance to the wanted
     distribution, which has ``hard`` on the target's first choice and the rest as the target has it.
 
+    ``lk``: instead of by their weights, the two are mixed by how far the distributions overlap.
     ``greedy``: the part of a draft's ``chance`` that is greedy acceptance, the rest is that of
-    rejection sampling. ``lk``: instead of by their weights, the two are mixed by how far the distributions overlap.
+    rejection sampling.
     ``survival_floor``: what a token weighs behind one that the target would not have chosen.
     ``dpace_alpha``: tokens are weighed by D-PACE; None: by what the caller gives.
     """

@@ -122,13 +122,13 @@ def train_draft(
     mixture, held = _mixture(spec, data, world, device), _held(data, device)
     trainer = Trainer(spec, recipe, mixture, held, world, saved, data.marks)
     outcome = trainer.run()
-    sts = None
-    if isinstance(recipe, Confident) and world.leads and not outcome.interrupted:
-        sts = calibrate(recipe, held, spec.selection_rows, spec.batch_size, say)
     exported = recipe.export(torch.bfloat16)
     size = tensor_bytes(exported.tensors)
 
     def write() -> None:
+        sts = None
+        if isinstance(recipe, Confident) and not outcome.interrupted:
+            sts = calibrate(recipe, held, spec.selection_rows, spec.batch_size, say)
         own_tokens = int(data.own.own.sum())
         card = model_card(spec, exported, outcome, own_tokens, data.corpus.size, sts)
         write_draft(output, exported, card, folder if spec.algorithm == "STANDALONE" else None)
