@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.models import TargetModel, load_model
+from outrider.engine.models import TargetModel
 from outrider.engine.models.block_weights import BlockWeights, MarkovWeights
 from outrider.engine.models.torch_block import TorchBlock
 from outrider.engine.rank_worker import Site, find_site, load_rank, make_worker

@@ -207,9 +207,7 @@ class Watch:
                 assert self._drafter.confidence is not None
                 assert self._drafter.confidence.shape == (len(rows.slots), 3)
                 found = self._drafter.confidence[row, : len(sure)].double()
-                torch.testing.assert_close(
-                    found, torch.tensor(sure).double(), atol=1e-3, rtol=1e-3
-                )
+                torch.testing.assert_close(found, torch.tensor(sure).double(), atol=1e-3, rtol=1e-3)
             self.seen += 1
             self.short += cap < 3
 
@@ -252,5 +250,5 @@ def test_drafters_need_a_model_of_their_kind(target: Path) -> None:
         with pytest.raises(ValueError, match="DFLASH and DSPARK draft with a model"):
             make(context)
         for module in (eagle_drafter, standalone_drafter):
-            with pytest.raises(ValueError, match="with a model of (its|their) kind"):
+            with pytest.raises(ValueError, match=r"with a model of (its|their) kind"):
                 module.make(context._replace(draft=draft))
