@@ -34,10 +34,11 @@ class BlockConfig(msgspec.Struct, frozen=True, kw_only=True):
     One forward over [bonus token, mask, ...] proposes ``drafts`` tokens: B - 1 for DFLASH's block
     size B, gamma for DSPARK's. ``first_row``: the row that proposes the first of them. 1: row i
     stands for the token at its own position, and row 0 proposes nothing; 0: row k stands for the
-    token at the position behind its own. ``causal``: by layer, whether a block's rows see those
-    behind themselves. ``whole_block_window``: sliding layers give all rows of a block the window
-    of its first one, as speculators' training does; else every row has its own. ``embed_scale``:
-    of the target's embeddings. ``markov`` and ``confidence``: DSPARK's heads;
+    token at the position behind its own. ``causal``: by layer, whether a block's rows see none of
+    those behind themselves. ``whole_block_window``: in sliding layers all rows of a block see all
+    of it, or what ``causal`` leaves, and as many tokens as the window has in front of its first
+    row, as in speculators' training; else every row has a window of its own. ``embed_scale``: of
+    the target's embeddings. ``markov`` and ``confidence``: DSPARK's heads;
     ``confidence_with_markov``: the latter reads the embedding of the token before, too.
 
     What only reading the weights minds (``engine/models/block_checkpoint.py``): ``fc_order``, for

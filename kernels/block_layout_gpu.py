@@ -7,7 +7,7 @@ import triton.language as tl
 _PADDING = 64  # tokens that a program clears at once
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "mask_token"])
 def _block_layout(
     slots: tl.tensor,
     caps: tl.tensor,

@@ -66,9 +66,7 @@ def _rnn_latent(
     tl.store(out + row * rank + column, latent.to(out.dtype.element_ty), mask=inside)
 
 
-def gated_latent(
-    gate: torch.Tensor, embedded: torch.Tensor, *, pdl: bool = False
-) -> torch.Tensor:
+def gated_latent(gate: torch.Tensor, embedded: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
     """[N, r]: embeddings [N, r] let through by the gates' logits [N, r], see the reference.
 
     ``pdl``: programmatic dependent launch (Hopper and later). Raises ValueError for shapes that

@@ -54,23 +54,17 @@ class BlockDrafter:
         """Inject all that the target ran, and keep the newest tokens."""
         batch = verdict.batch
         self._net.inject(verdict.features, batch.positions, batch.kv_slots, self._kv)
-        self._ops.keep_newest(
-            verdict.slots, verdict.accept_lens, verdict.tokens, bonus=self.bonus
-        )
+        self._ops.keep_newest(verdict.slots, verdict.accept_lens, verdict.tokens, bonus=self.bonus)
 
     def reset(self) -> None:
         """Nothing to do: a slot's state is written by the prefill of the request that enters."""
 
-    def _lay_out(
-        self, rows: DraftRows, first: torch.Tensor, places: torch.Tensor
-    ) -> ForwardBatch:
+    def _lay_out(self, rows: DraftRows, first: torch.Tensor, places: torch.Tensor) -> ForwardBatch:
         """The rows' blocks; fills ``first`` and ``places``, see `block_layout.block_layout`."""
         block, count, device = self._block, len(rows.slots), rows.slots.device
         # A block is no longer than its row of the step, so the step's tokens bound all blocks'.
         room = min(count * block.rows, len(rows.tokens))
-        ids, positions, kv_slots = torch.empty(
-            3, room, dtype=torch.int64, device=device
-        ).unbind()
+        ids, positions, kv_slots = torch.empty(3, room, dtype=torch.int64, device=device).unbind()
         cu_q = torch.empty(count + 1, dtype=torch.int32, device=device)
         kv_lens = torch.empty_like(rows.slots)
         self._ops.block_layout(

@@ -1,6 +1,7 @@
 """Random block drafts, here and as equations, and a run of one that both are held to."""
 
 import math
+from itertools import chain
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -14,6 +15,7 @@ from outrider.engine.models.block_features import captured_layers
 from outrider.engine.models.block_net import BlockNet
 from outrider.engine.models.block_weights import BlockWeights, ConfidenceWeights, MarkovWeights
 from outrider.engine.models.decoder_weights import LayerWeights
+from outrider.engine.models.model import TargetModel
 from outrider.engine_core.draft_config import BlockConfig, DraftConfig, MarkovConfig, MarkovKind
 from outrider.engine_core.model_config import ModelConfig
 
@@ -70,17 +72,13 @@ CONFIGS: dict[str, DraftConfig] = {
     "causal": block_config((0, 5), (True, True)),
     "wide windows": block_config((6,), (False,)),
     "narrow windows": block_config((3, 0), (False, False), drafts=5),
-    "whole-block windows": block_config(
-        (5, 0, 2), (False, False, True), whole_block_window=True
-    ),
+    "whole-block windows": block_config((5, 0, 2), (False, False, True), whole_block_window=True),
     "bias": block_config((0,), (False,), layers=(4, 1, 1), model=BIASED, embed_scale=1.5),
     "vanilla": block_config((0,), (False,), 4, 0, "vanilla", confidence=True),
     "gated": block_config(
         (0, 7), (False, True), 3, 0, "gated", confidence=True, confidence_with_markov=True
     ),
-    "rnn": block_config(
-        (0,), (False,), 4, 1, "rnn", confidence=True, confidence_with_markov=True
-    ),
+    "rnn": block_config((0,), (False,), 4, 1, "rnn", confidence=True, confidence_with_markov=True),
     "confident": block_config((0,), (False,), confidence=True),
     "one draft": block_config((0,), (False,), 1, 0, "vanilla"),
 }
@@ -197,7 +195,7 @@ def weights_of(config: DraftConfig, tensors: Tensors) -> BlockWeights:
     return weights
 
 
-def reference_of(config: DraftConfig, tensors: Tensors, target: "Tables") -> BlockReference:
+def reference_of(config: DraftConfig, tensors: Tensors, target: TargetModel) -> BlockReference:
     model, block = config.model, config.block
     assert block is not None
     equations = Equations(
@@ -304,7 +302,7 @@ def run_blocks(
     total = int(cu_q[-1]) + padding
     slots = [places(r, b.before, b.before + b.rows) for r, b in enumerate(blocks)]
     batch = ForwardBatch(
-        input_ids=torch.tensor([*sum(ids, []), *zeros.tolist()]).to(device),
+        input_ids=torch.tensor([*chain.from_iterable(ids), *zeros.tolist()]).to(device),
         positions=torch.cat((*at, zeros)).to(device),
         kv_slots=torch.cat((*slots, zeros)).to(device),
         cu_q=cu_q.to(device),
@@ -316,7 +314,7 @@ def run_blocks(
         groups=(RowGroup(0, len(blocks), config.block.rows),),
     )
     out = net.forward(batch, kv).float().cpu()
-    found = list(out[: int(cu_q[-1])].split(lengths))
+    found = list(torch.split(out[: int(cu_q[-1])], lengths))
     wanted = [
         reference.forward(context, torch.tensor(own)) if own else out.new_empty(0, HIDDEN)
         for context, own in zip(contexts, ids, strict=True)

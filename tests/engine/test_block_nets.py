@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from outrider.engine.models import block_masks
 from outrider.engine.models.block_heads import confidence_logits, draft_greedily
 from outrider.engine.models.block_net import BlockNet
 from outrider.engine.models.block_weights import ConfidenceWeights, MarkovWeights
@@ -64,6 +65,19 @@ def test_bytes_are_those_of_the_tensors() -> None:
     assert made(config)[0].weight_bytes == 4 * sum(
         tensor.numel() for tensor in random_tensors(config).values()
     )
+
+
+@pytest.mark.parametrize("name", ["mixed", "narrow windows"])
+def test_masks_grow_with_their_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CONFIGS[name]
+    passes = []
+    for first in (1, 1024):
+        monkeypatch.setattr(block_masks, "_FIRST", first)
+        net, reference = made(config)
+        alone = run_blocks(net, reference, ragged(config)[:1], CPU)
+        passes.append([*alone.hidden, *run_blocks(net, reference, ragged(config), CPU).hidden])
+    for one, two in zip(*passes, strict=True):
+        assert torch.equal(one, two)
 
 
 def test_large_blocks_whose_rows_see_each_other_are_refused() -> None:

@@ -12,6 +12,7 @@ from triton.compiler import ASTSource
 
 from outrider.kernels import (
     add_rms_norm_gpu,
+    block_layout_gpu,
     draft_candidates_gpu,
     draft_extend_gpu,
     draft_input_gpu,
@@ -20,6 +21,9 @@ from outrider.kernels import (
     draft_state_gpu,
     draft_tree_gpu,
     embedding_gpu,
+    greedy_argmax_gpu,
+    inject_kv_gpu,
+    markov_latent_gpu,
     paged_attention_gpu,
     rms_norm_gpu,
     verify_lens_gpu,
@@ -66,6 +70,39 @@ def main() -> None:
         sizes = {"PAGE_SIZE": 16, "BLOCK": 128, "CHAIN": chain, "PDL": True}
         compile_one(draft_layout_gpu._lay_out, places, **sizes)
         compile_one(draft_layout_gpu._lay_out, places, rows=1, each=1, level_width=1, **sizes)
+
+    blocks = {
+        "i": "slots caps seq_lens page_table cu_q kv_lens accept_lens tokens",
+        "l": "bonus ids positions kv_slots first places",
+    }
+    sizes = {"PAGE_SIZE": 16, "DRAFTS": 7, "NODES": 8, "ROWS": 16, "PADDING": 64, "PDL": True}
+    layout = {**blocks, "i": blocks["i"].removesuffix(" tokens")}  # there they are a number
+    for fixed in ({}, {"rows": 1, "first_row": 1, "ROWS": 1}):
+        compile_one(block_layout_gpu._block_layout, layout, **{**sizes, **fixed})
+    compile_one(block_layout_gpu._keep_newest, blocks, BLOCK=16, PDL=True)
+
+    injected = {
+        "h": "kv bias k_norms cache",
+        "f": "cos sin",
+        "l": "positions kv_slots",
+        "e": "eps",
+    }
+    sizes = {
+        "LAYERS": 5, "KV_HEADS": 8, "HALF": 64, "HALF_BLOCK": 64, "HEAD_BLOCK": 4, "PDL": True,
+    }  # fmt: skip
+    for absent in ((), ("bias",), ("bias", "k_norms")):
+        compile_one(inject_kv_gpu._inject_kv, injected, **sizes, **dict.fromkeys(absent))
+
+    heads = {"h": "gate embedded out joint state"}
+    for kernel in (markov_latent_gpu._gated_latent, markov_latent_gpu._rnn_latent):
+        compile_one(kernel, heads, BLOCK=256, PDL=True)
+
+    chosen = {"h": "logits addend", "f": "best", "i": "best_id"}
+    sizes = {"CHUNK": 2048, "BLOCK": 1024, "PDL": True}
+    kernel = greedy_argmax_gpu._chunk_best
+    compile_one(kernel, chosen, DRAFT=True, **sizes)
+    for draft in (False, True):
+        compile_one(kernel, chosen, DRAFT=draft, addend=None, **sizes)
 
     nodes = {"i": "cu_q caps tokens parents proposed depths", "l": "drafts candidates beams"}
     nodes["f"] = "scores"

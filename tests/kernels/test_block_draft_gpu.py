@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ def test_block_layout(caps: list[int], drafts: int, first_row: int) -> None:
         for name, tensor in one.items():
             assert torch.equal(tensor, two[name]), name
         begins = one["cu_q"].tolist()
-        assert [end - begin for begin, end in zip(begins, begins[1:], strict=False)] == lengths
+        assert [end - begin for begin, end in pairwise(begins)] == lengths
         for row, (begin, length) in enumerate(zip(begins, lengths, strict=False)):
             ids = one["ids"][begin : begin + length].tolist()
             assert ids == [int(one["first"][row]), *[77] * (length - 1)][:length]

@@ -48,9 +48,10 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tens
     """Rotary embedding of x [T, heads, D], whose halves are the pairs."""
     half = x.shape[-1] // 2
     angles = positions.double()[:, None] * theta ** (-torch.arange(half).double() / half)
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
-        torch.ones_like(angles), angles
-    )[:, None]
+    turned = (
+        torch.complex(x[..., :half], x[..., half:])
+        * torch.polar(torch.ones_like(angles), angles)[:, None]
+    )
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 

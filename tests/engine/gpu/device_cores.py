@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import torch
 
 from outrider.engine.agreement import Ranks
@@ -10,8 +11,9 @@ from outrider.engine.forward_batch import ForwardBatch
 from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import GpuModel
+from outrider.engine.models.block_net import BlockNet
 from outrider.engine.models.draft_net import DraftNet
-from outrider.engine.speculative.device_drafter import LoadedDraft
+from outrider.engine.speculative.device_drafter import LoadedModel, loaded_model
 from outrider.engine_core.assembly import Assembly, assemble
 from outrider.engine_core.config import EngineConfig, resolve_config
 from outrider.engine_core.draft_config import SpecShape
@@ -83,12 +85,14 @@ def device_core(
     pool_tokens: int = 640,
     trace: TraceWriter | None = None,
     ranks: Ranks | None = None,
-    draft: tuple[DraftNet, SpecShape] | None = None,
+    draft: tuple[DraftNet | BlockNet, SpecShape] | None = None,
+    implementation: str | None = None,
     **flags: object,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     """An assembled core on a GpuWorker; the step times say that drafts are cheap.
 
-    ``draft``: the draft model of the flags' algorithm, and how it drafts.
+    ``draft``: the draft model of the flags' algorithm, and how it drafts. ``implementation``: of
+    the drafter, in place of the algorithm's own.
     """
     fields: dict[str, object] = {
         "max_running_requests": SLOTS // 2,
@@ -112,16 +116,19 @@ def device_core(
         dtype="float32",
     )
     pages = -(-(CONTEXT + SPARE_TOKENS) // page_size)
-    loaded: LoadedDraft | None = None
+    loaded: LoadedModel | None = None
     if draft is not None:
         net, shape = draft
         drafts = KVPool(kv.num_pages, page_size, net.config.model, net.dtype, DEVICE)
         # Rows that do not draft read what was never written: no NaN, which the interpreter refuses.
         drafts.data.fill_(100.0)
-        loaded = LoadedDraft(net, drafts, shape)
+        loaded = loaded_model(net, drafts, shape)
     worker = GpuWorker(info, config, model, kv, pages, ranks, loaded)
     resolved = resolve_config(config, info)
     assert not isinstance(resolved, Refused), str(resolved)
+    if implementation is not None and resolved.drafter is not None:
+        drafter = msgspec.structs.replace(resolved.drafter, implementation=implementation)
+        resolved = msgspec.structs.replace(resolved, drafter=drafter)
     worker.prepare(resolved)
     times = StepTimes([1, 100], [1e-3, 1.1e-3])
     try:

@@ -120,6 +120,7 @@ def test_captured_passes_give_the_bits_of_lone_launches(name: str) -> None:
     ids = torch.zeros(rows * block.rows, dtype=torch.int64, device=DEVICE)
     bonus = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
     tokens = torch.zeros(block.drafts, rows, dtype=torch.int64, device=DEVICE)
+
     def index(values: list[int], kind: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.tensor(values, dtype=kind, device=DEVICE)
 

@@ -1,0 +1,138 @@
+"""Block drafts through whole cores on the GPU's kernels: only the number of steps changes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.gpu.tiers import Tiers, block_sizes
+from outrider.engine.gpu.worker import GpuWorker
+from outrider.engine.models import load_model
+from outrider.engine.models.gpu_block import GpuBlock
+from outrider.engine.models.gpu_decoder import GpuDecoder
+from outrider.engine.speculative import block_drafter
+from outrider.engine.speculative.gpu_draft_ops import gpu_draft_ops
+from outrider.engine.weights import Checkpoint
+from outrider.engine_core.assembly import Assembly
+from outrider.engine_core.draft_config import SpecShape
+from outrider.engine_core.graph_sizes import graph_chunk
+from outrider.engine_core.messages import GenerateRequest
+from outrider.engine_core.model_config import load_model_config
+from outrider.engine_core.sampling_params import SamplingParams
+
+from ..block_cores import IMPLEMENTATION, VOCAB, draft_config, draft_weights, write_target
+from ..block_nets import CPU
+from ..cores import drive, request, tokens_of
+from .device_cores import device_core
+from .gpu_driver import DEVICE
+
+DTYPE = torch.float32
+DRAFTS = 3
+Tokens = dict[str, list[int]]
+
+
+@pytest.fixture(autouse=True)
+def _kernels_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_drafter, "draft_ops", gpu_draft_ops)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("target"))
+
+
+def requests() -> list[GenerateRequest]:
+    """Greedy and seeded ones of two chunks and of one."""
+    out = []
+    for i in range(2):
+        prompt = [(3 * j * j + i * 5 + j) % VOCAB for j in range(2 + 11 * i)]
+        params = SamplingParams(
+            temperature=0.8 * (i % 2), seed=i, max_new_tokens=8 - i, ignore_eos=True
+        )
+        out.append(request(f"r{i}", prompt, params))
+    return out
+
+
+@contextmanager
+def started(
+    folder: Path,
+    name: str | None,
+    page_size: int = 16,
+    disable_cuda_graph: bool = DEVICE.type == "cpu",
+) -> Iterator[tuple[Assembly, GpuWorker]]:
+    known = load_model_config(folder)
+    model = GpuDecoder(Checkpoint(folder), known, DTYPE, DEVICE)
+    flags: dict[str, Any] = {"page_size": page_size, "chunked_prefill_size": 9}
+    flags["disable_cuda_graph"] = disable_cuda_graph
+    if name is not None:
+        config = draft_config(name, known)
+        weights = draft_weights(name, config, load_model(folder, known, DTYPE, CPU))
+        net = GpuBlock(weights, config, model, DTYPE, DEVICE)
+        flags |= {
+            "speculative_algorithm": "STANDALONE",
+            "speculative_draft_model_path": str(folder),
+            "speculative_num_steps": DRAFTS,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": DRAFTS + 1,
+            "draft": (net, SpecShape(DRAFTS, 1, DRAFTS + 1)),
+            "implementation": IMPLEMENTATION,
+        }
+    with device_core(model, known, **flags) as made:
+        yield made
+
+
+def run(folder: Path, name: str | None, page_size: int = 16) -> tuple[Tokens, int]:
+    """Tokens, and how many drafts were accepted."""
+    with started(folder, name, page_size) as (assembly, _):
+        outputs = drive(assembly.core, requests())
+        accepted = assembly.core.scheduler.counters.spec_accepted_tokens
+    return {rid: tokens_of(some) for rid, some in outputs.items()}, accepted
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> Tokens:
+    return run(target, None)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "page_size"),
+    [
+        ("dflash", 16),
+        ("dspark", 1),
+        pytest.param("dflash", 1, marks=pytest.mark.gpu),
+        pytest.param("dspark", 16, marks=pytest.mark.gpu),
+        pytest.param("random-dspark", 16, marks=pytest.mark.gpu),
+    ],
+)
+def test_every_draft_gives_the_tokens_of_plain_decoding(
+    target: Path, plain: Tokens, name: str, page_size: int
+) -> None:
+    tokens, accepted = run(target, name, page_size)
+    assert tokens == plain
+    assert accepted > 0 or name != "dspark"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_steps_replay_their_graph(target: Path, name: str) -> None:
+    with started(target, name, 1) as (assembly, worker):
+        drive(assembly.core, requests())
+        counts = worker.counts
+    assert counts.replays == counts.decode_steps > 0
+
+
+def test_a_drafts_matmuls_are_chosen_for_its_passes(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(GpuBlock, "tune", lambda _, rows: sizes.extend(rows))
+    with started(target, "dflash") as (assembly, _):
+        config = assembly.core.scheduler.config.engine
+    tiers = Tiers(config.max_running_requests, DRAFTS + 1, graph_chunk(config))
+    block = draft_config("dflash", load_model_config(target)).block
+    assert block is not None
+    assert sorted(sizes) == sorted(block_sizes(tiers.all() + tiers.mixed(), block))
+    assert {DRAFTS * config.max_running_requests, config.max_running_requests} < set(sizes)
