@@ -54,6 +54,11 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.draft_kv is not DraftKV.NONE
 
     @property
+    def plans_verify(self) -> bool:
+        """Whether its confidence can say which drafts are verified (:mod:`.verify_steps`)."""
+        return self.gives_survival and not self.host
+
+    @property
     def drafting_takes_time(self) -> bool:
         """Whether a step that drafts on the device has forward passes that others lack."""
         return bool(self.on_device) and self.has_model
