@@ -217,9 +217,12 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
         return _refuse(
             f"{origin} declares shifts_tokens, which is about a draft's own KV; leave it out", 501
         )
-    if spec.gives_q or spec.gives_survival:
+    if spec.gives_q:
+        return _refuse(f"{origin} declares gives_q, which nothing uses yet; leave it out", 501)
+    if spec.gives_survival and (spec.host or spec.tree):
         return _refuse(
-            f"{origin} declares gives_q or gives_survival, which nothing uses yet; leave them out",
+            f"{origin} declares gives_survival, which is of chains that are drafted on the device; "
+            "leave it out",
             501,
         )
     return spec
