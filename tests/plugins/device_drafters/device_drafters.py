@@ -76,7 +76,7 @@ class GuessDrafter(FollowDrafter):
 
     def __init__(self, context: DrafterContext) -> None:
         super().__init__(context)
-        self._confidence = torch.zeros(context.slots, self._nodes, device=context.device)
+        self._confidence = torch.zeros(0, self._nodes, device=context.device)
 
     @property
     def confidence(self) -> torch.Tensor:
@@ -85,10 +85,11 @@ class GuessDrafter(FollowDrafter):
     def propose(self, rows: DraftRows) -> None:
         super().propose(rows)
         last = max(len(rows.tokens) - 1, 0)
+        guesses = []
         for k in range(self._nodes):
             place = (rows.cu_q[:-1].long() + 1 + k).clamp(max=last)
-            guess = (rows.tokens[place] * 7 + 3 * k) % 11 - 4
-            self._confidence[: len(rows.caps), k] = guess * 0.7
+            guesses.append((rows.tokens[place] * 7 + 3 * k) % 11 - 4)
+        self._confidence = torch.stack(guesses, dim=1) * 0.7
 
 
 class LensDrafter:
