@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 
-from ..engine_core.ids import I32
 from ..engine_core.ragged_verify import RaggedVerify
 from ..kernels.verify_lens import allocate_verify
 from .speculative.device_drafter import DraftRows

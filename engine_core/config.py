@@ -197,8 +197,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculative_dspark_confidence_sts_path: Annotated[
         str | None,
         Doc(
-            description="STS table of temperatures of a drafter's confidence, one a draft position, "
-            "of `outrider profile sts`; all 1 if unset"
+            description="STS table of temperatures of a drafter's confidence, one a draft "
+            "position, of `outrider profile sts`; all 1 if unset"
         ),
     ] = None
     speculative_dspark_align_verify_tokens_to_graph_tier: Annotated[

@@ -80,7 +80,8 @@ def refuse_ragged(config: "EngineConfig", spec: DrafterSpec) -> Refused | None:
     ):
         if given is not None:
             return Refused(
-                field, f"belongs to drafters that give confidence, {spec.name} does not; leave it out"
+                field,
+                f"belongs to drafters that give confidence, {spec.name} does not; leave it out",
             )
     if config.speculative_ragged_verify_mode == "cap-accept" and spec.host:
         return Refused(

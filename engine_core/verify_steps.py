@@ -71,4 +71,5 @@ class VerifySteps:
 def drafting_caps(plan: StepPlan) -> I32:
     """int32[V]: drafts that the plan's verify rows have room for; of none but late-bound steps
     they are the drafter's on the device."""
-    return (i32(plan.q_caps) - 1)[u8(plan.kinds) == RowKind.VERIFY]
+    drafts: I32 = i32(plan.q_caps)[u8(plan.kinds) == RowKind.VERIFY] - 1
+    return drafts

@@ -19,7 +19,8 @@ def allocate_verify(
     of all rows together. Draft k's survival is the product of the row's chances up to k, rounded to
     float32 after each; candidates are drafts with k < min(limit, cap) and a survival of ``eps`` or
     more (a NaN is less), the surest first, of equals the shallower, then the lower row. The first
-    ``budget`` are taken; of a negative budget all drafts below the row's cap are. As survival never rises along a row, those of a row are its first ones.
+    ``budget`` are taken; of a negative budget all that the caps leave. As survival never rises
+    along a row, those of a row are its first ones.
 
     Out: verify_lens int32[R] = 1 + the row's drafts that were taken. Nothing is raised.
     """

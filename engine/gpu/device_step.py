@@ -30,8 +30,8 @@ class StepShape(NamedTuple):
 
     ``groups``: see ForwardBatch. ``nodes``: N, the first of ``node_index``; None where all T query
     tokens are nodes. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
-    token. ``edits``: some rows have penalties, a bias or a minimum length. ``verified``: T, of which
-    the plan has more, where rows are cut to verify lengths; None elsewhere.
+    token. ``edits``: some rows have penalties, a bias or a minimum length. ``verified``: T where
+    rows are cut to verify lengths, so that the plan has more; None elsewhere.
     """
 
     width: int
@@ -124,9 +124,8 @@ class DeviceStep:
         ragged, rest = self.ragged, out[3 * rows :]
         if ragged is None:
             return StepOutput(lens, rest.view(rows, width), proposed, depths)
-        tokens, confidence, trimmed = rest[: rows * (width + ragged.gamma + ragged.caps)].split(
-            [rows * width, rows * ragged.gamma, rows * ragged.caps]
-        )
+        sizes = [rows * width, rows * ragged.gamma, rows * ragged.caps]
+        tokens, confidence, trimmed = torch.split(rest[: sum(sizes)], sizes)
         return StepOutput(
             lens,
             tokens.view(rows, width),

@@ -30,8 +30,9 @@ class StagingViews(NamedTuple):
     logits count. ``caps`` [R]: drafts of a row that a drafter on the device fills in. ``tokens``
     and ``parents`` [T]: what the host knows of the query tokens (a verify row's first is on the
     device), ``node_index`` [T]: flat tokens of the nodes, the last one repeated. ``counts`` [2]:
-    updates and entries in use. ``accept_caps`` [R] and ``budget`` [1]: see StepPlan. Rows and entries that are not the step's name the spare slot; such
-    rows have no tokens. They stand behind its rows or, in a step with prefill rows, before those.
+    updates and entries in use. ``accept_caps`` [R] and ``budget`` [1]: see StepPlan. Rows and
+    entries that are not the step's name the spare slot; such rows have no tokens. They stand behind
+    its rows or, in a step with prefill rows, before those.
     """
 
     slots: torch.Tensor

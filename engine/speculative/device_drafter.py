@@ -127,5 +127,5 @@ class SurvivalDrafter(DeviceDrafter, Protocol):
     @property
     def confidence(self) -> torch.Tensor:
         """float32[R, G] of the latest ``propose``'s rows: draft k's raw logit, given that all
-        before it are accepted. Anything beyond a row's drafts. Valid until the next ``propose``; may
-        be read before the first one."""
+        before it are accepted. Anything beyond a row's drafts. Valid until the next ``propose``;
+        may be read before the first one."""

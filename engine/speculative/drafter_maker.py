@@ -63,7 +63,9 @@ def load_device_drafter(
         )
         raise RefusedError(refuse_maker(spec, spec.on_device, reason))
     if survival and not isinstance(made, SurvivalDrafter):
-        reason = f"made {type(made).__name__}, which has no confidence; its spec says gives_survival"
+        reason = (
+            f"made {type(made).__name__}, which has no confidence; its spec says gives_survival"
+        )
         raise RefusedError(refuse_maker(spec, spec.on_device, reason))
     if spec.built_in:
         return made

@@ -1,25 +1,20 @@
 """Ragged verify through whole engines on a CPU: lengths change, tokens do not."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-import numpy as np
 import pytest
 
-from outrider.engine.build import build_engine
 from outrider.engine_core.assembly import assemble_replay
-from outrider.engine_core.config import EngineConfig, refuse_config, resolve_config
+from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.counters import Counters
 from outrider.engine_core.messages import GenerateRequest, RequestOutput
-from outrider.engine_core.ragged_verify import VARIABLE, with_environment
-from outrider.engine_core.refusal import Refused, RefusedError
+from outrider.engine_core.ragged_verify import VARIABLE
 from outrider.engine_core.replay import replay_core
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.engine_core.trace import TraceReader
-from outrider.engine_core.worker import WorkerInfo
 
 from ..plugins.test_device_plugins import PACKAGE
 from .cores import drive, request, running_engine, tokens_of

@@ -1,8 +1,8 @@
 """Ragged verify in the core: flags, tables and refusals; budgets among steps that come and go."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,8 +33,8 @@ SURE = DrafterSpec(name="SURE", implementation="a:b", gives_survival=True)
 STEPS = StepTable((1, 4, 6, 8), (100.0, 95.0, 80.0, 60.0), 8)
 
 
-def config(algorithm: str | None = "NGRAM", **fields: object) -> EngineConfig:
-    return EngineConfig(model="m", speculative_algorithm=algorithm, **fields)  # type: ignore[arg-type]
+def config(algorithm: str | None = "NGRAM", **fields: Any) -> EngineConfig:
+    return EngineConfig(model="m", speculative_algorithm=algorithm, **fields)
 
 
 def write(path: Path, table: object) -> str:
@@ -42,7 +42,7 @@ def write(path: Path, table: object) -> str:
     return str(path)
 
 
-def read(mode: str | None, topk: int = 1, **fields: object) -> RaggedVerify | Refused:
+def read(mode: str | None, topk: int = 1, **fields: Any) -> RaggedVerify | Refused:
     return read_ragged(config(**{MODE: mode, **fields}), SURE, 4, topk)
 
 
@@ -50,9 +50,8 @@ def read(mode: str | None, topk: int = 1, **fields: object) -> RaggedVerify | Re
 
 
 @pytest.fixture(autouse=True)
-def no_variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    yield
 
 
 @pytest.mark.parametrize("mode", ["static", "cap-accept", "compact"])
@@ -148,9 +147,7 @@ def test_tables_are_read_and_checked(tmp_path: Path) -> None:
         (SPS, None, "cannot be read"),
     ],
 )  # fmt: skip
-def test_tables_that_cannot_be_used(
-    tmp_path: Path, field: str, table: object, reason: str
-) -> None:
+def test_tables_that_cannot_be_used(tmp_path: Path, field: str, table: object, reason: str) -> None:
     path = str(tmp_path / "none") if table is None else write(tmp_path / "t.json", table)
     found = read("compact", **{field: path})
     assert isinstance(found, Refused)
@@ -167,7 +164,7 @@ def test_trees_have_no_planned_lengths() -> None:
 
 
 def test_what_changes_nothing_is_said() -> None:
-    def notes(mode: str, device: str = "cuda", **fields: object) -> list[str]:
+    def notes(mode: str, device: str = "cuda", **fields: Any) -> list[str]:
         asked = config(**{MODE: mode, **fields})
         found = read_ragged(asked, SURE, 4, 1)
         assert isinstance(found, RaggedVerify)

@@ -50,9 +50,7 @@ def expected(rows: list[Row], room: int) -> dict[str, list[int]]:
     return out
 
 
-def compact(
-    module: ModuleType, device: str, rows: list[Row], room: int
-) -> dict[str, list[int]]:
+def compact(module: ModuleType, device: str, rows: list[Row], room: int) -> dict[str, list[int]]:
     def column(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
@@ -60,8 +58,8 @@ def compact(
         return torch.full((size,), -99, dtype=torch.int32, device=device)
 
     cu_q, node_cu = [0], [0]
-    for tokens, nodes, *_ in rows:
-        cu_q.append(cu_q[-1] + tokens)
+    for length, nodes, *_ in rows:
+        cu_q.append(cu_q[-1] + length)
         node_cu.append(node_cu[-1] + nodes)
     total, count = cu_q[-1], len(rows)
     outs = {"cu_q_out": new(count + 1), "node_cu_out": new(count + 1), "tokens_out": new(room),
