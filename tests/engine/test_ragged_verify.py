@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import pytest
 
-from outrider.engine_core.assembly import assemble_replay
-from outrider.engine_core.config import EngineConfig
+from outrider.engine.build import build_engine, build_worker
+from outrider.engine_core.assembly import assemble, assemble_replay
+from outrider.engine_core.config import EngineConfig, resolve_config
 from outrider.engine_core.counters import Counters
 from outrider.engine_core.messages import GenerateRequest, RequestOutput
 from outrider.engine_core.ragged_verify import VARIABLE
+from outrider.engine_core.refusal import Refused, RefusedError
 from outrider.engine_core.replay import replay_core
 from outrider.engine_core.sampling_params import SamplingParams
+from outrider.engine_core.step_times import StepTimes
 from outrider.engine_core.trace import TraceReader
 
 from ..plugins.test_device_plugins import PACKAGE
@@ -262,3 +265,48 @@ def test_a_trace_replays_with_its_tables(
     report = replay_core(TraceReader(trace), assemble_replay)
     assert report.ok, [str(difference) for difference in report.differences]
     assert report.steps > 20
+
+
+def test_the_length_policys_caps_bite(model: Path, plain: dict[str, list[int]]) -> None:
+    """Where tokens are dear, cap-accept verifies full rows and accepts what the policy chose."""
+    trimmed = []
+    for mode in ("compact", "cap-accept"):
+        config = config_of(
+            model, "FOLLOW", speculative_ragged_verify_mode=mode, speculative_length_policy="auto"
+        )
+        worker = build_worker(config)
+        try:
+            resolved = resolve_config(config, worker.info())
+            assert not isinstance(resolved, Refused), str(resolved)
+            worker.prepare(resolved)
+            dear = StepTimes([1, 64], [1e-3, 30e-3])
+            core = assemble(resolved, worker, dear, None, None).core
+            outputs = drive(core, requests())
+        finally:
+            worker.shutdown()
+        assert {rid: tokens_of(some) for rid, some in outputs.items()} == plain
+        trimmed.append(core.scheduler.counters.trimmed_drafts)
+    assert trimmed[0] == 0
+    assert trimmed[1] > 3
+
+
+def test_confidence_has_to_be_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import device_drafters  # type: ignore[import-not-found]
+
+    monkeypatch.delattr(device_drafters.GuessDrafter, "confidence")
+    with pytest.raises(RefusedError, match="which has no confidence"):
+        build_engine(config_of(model, "GUESS", speculative_ragged_verify_mode="compact"))
+    build_engine(config_of(model, "GUESS")).shutdown()
+
+
+def test_the_environment_reaches_the_engine(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, "compact")
+    with running_engine(config_of(model, "GUESS")) as engine:
+        assert engine.core.config.ragged.planned
+    assert "speculative_dspark_sps_table_path: is unset" in capfd.readouterr().err
+    monkeypatch.setenv(VARIABLE, "Compact")
+    with pytest.raises(RefusedError, match="Compact") as caught:
+        build_engine(config_of(model, "FOLLOW"))
+    assert caught.value.refused.field == "speculative_ragged_verify_mode"
