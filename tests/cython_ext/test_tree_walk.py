@@ -170,7 +170,7 @@ def test_rows_emit_no_more_than_they_may(rows: Rows, tree: bool, data: st.DataOb
 
 
 def test_a_limit_comes_with_room_for_what_it_takes() -> None:
-    arrays = [int32([0] * 4) for _ in range(4)]
+    one, lens, cu, nodes, out = np.zeros(1, np.int64), *(int32([0] * 4) for _ in range(4))
+    edges = int32([0, 1])
     with pytest.raises(ValueError, match="most comes with trimmed_out"):
-        walk(np.zeros(1, np.int64), None, int32([0, 1]), int32([0, 1]), np.zeros(1, np.int64),
-             *arrays, int32([1]))  # fmt: skip
+        walk(one, None, edges, edges, one, lens, cu, nodes, out, int32([1]))

@@ -42,8 +42,10 @@ def write(path: Path, table: object) -> str:
     return str(path)
 
 
-def read(mode: str | None, topk: int = 1, **fields: Any) -> RaggedVerify | Refused:
-    return read_ragged(config(**{MODE: mode, **fields}), SURE, 4, topk)
+def read(
+    mode: str | None, fields: dict[str, Any] | None = None, topk: int = 1
+) -> RaggedVerify | Refused:
+    return read_ragged(config(**{MODE: mode, **(fields or {})}), SURE, 4, topk)
 
 
 # Which algorithms take the environment's word, and what they make of it.
@@ -119,7 +121,7 @@ def test_tables_are_read_and_checked(tmp_path: Path) -> None:
     parts = {"bias_seconds": 0.01, "bs_probes": [1], "alpha_seconds": [0.0],
              "m_probes": [1, 8], "theta_seconds": [0.0, 0.1]}  # fmt: skip
     additive = write(tmp_path / "additive.json", parts)
-    found = read("compact", **{SPS: steps, STS: sts, ALIGN: True})
+    found = read("compact", {SPS: steps, STS: sts, ALIGN: True})
     assert found == RaggedVerify(
         mode="compact", temperatures=(1.0, 2.0, 0.5, 1.5), step_costs=STEPS, align=True
     )
@@ -127,7 +129,7 @@ def test_tables_are_read_and_checked(tmp_path: Path) -> None:
     assert found.planned
     assert found.rules.gamma == 4
     assert found.costs is found.step_costs
-    found = read("cap-accept", **{SPS: additive, ALIGN: True})
+    found = read("cap-accept", {SPS: additive, ALIGN: True})
     assert isinstance(found, RaggedVerify)
     assert (found.temperatures, found.align) == ((1.0,) * 4, False)
     assert found.costs is found.additive_costs is not None
@@ -149,11 +151,11 @@ def test_tables_are_read_and_checked(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_tables_that_cannot_be_used(tmp_path: Path, field: str, table: object, reason: str) -> None:
     path = str(tmp_path / "none") if table is None else write(tmp_path / "t.json", table)
-    found = read("compact", **{field: path})
+    found = read("compact", {field: path})
     assert isinstance(found, Refused)
     assert found.field == field
     assert reason in found.reason
-    assert read("static", **{field: path}) == RaggedVerify()
+    assert read("static", {field: path}) == RaggedVerify()
 
 
 def test_trees_have_no_planned_lengths() -> None:
@@ -164,18 +166,18 @@ def test_trees_have_no_planned_lengths() -> None:
 
 
 def test_what_changes_nothing_is_said() -> None:
-    def notes(mode: str, device: str = "cuda", **fields: Any) -> list[str]:
-        asked = config(**{MODE: mode, **fields})
+    def notes(mode: str, fields: dict[str, Any] | None = None, device: str = "cuda") -> list[str]:
+        asked = config(**{MODE: mode, **(fields or {})})
         found = read_ragged(asked, SURE, 4, 1)
         assert isinstance(found, RaggedVerify)
         return [note.split(":")[0] for note in ragged_notes(asked, found, device)]
 
     assert notes("static") == []
-    assert notes("static", **{SPS: "x", STS: "y", ALIGN: True}) == [SPS, STS, ALIGN]
+    assert notes("static", {SPS: "x", STS: "y", ALIGN: True}) == [SPS, STS, ALIGN]
     assert notes("compact") == [SPS]  # every draft is verified
-    assert notes("compact", **{ALIGN: True}) == [SPS]
-    assert notes("compact", "cpu", **{ALIGN: True}) == [ALIGN, SPS]
-    assert notes("cap-accept", **{ALIGN: True}) == [ALIGN, SPS]
+    assert notes("compact", {ALIGN: True}) == [SPS]
+    assert notes("compact", {ALIGN: True}, "cpu") == [ALIGN, SPS]
+    assert notes("cap-accept", {ALIGN: True}) == [ALIGN, SPS]
 
 
 # Budgets among steps.

@@ -249,10 +249,10 @@ def test_rows_emit_no_more_than_they_may(module: ModuleType, device: str) -> Non
                  in zip(wanted, limits, strict=True)]  # fmt: skip
         lens = out["accept_lens"].tolist()
         assert lens == [len(nodes) for nodes, _ in paths]
-        for row, (nodes, tokens) in enumerate(paths):
-            assert out["accept_idx"][row].tolist()[: len(nodes)] == nodes
-            assert out["tokens"][row].tolist()[: len(tokens)] == tokens
-            assert set(out["tokens"][row].tolist()[len(tokens) :]) <= {-1}
+        for at, (nodes, tokens) in enumerate(paths):
+            assert out["accept_idx"][at].tolist()[: len(nodes)] == nodes
+            assert out["tokens"][at].tolist()[: len(tokens)] == tokens
+            assert set(out["tokens"][at].tolist()[len(tokens) :]) <= {-1}
         over = [len(nodes) - len(kept) for (nodes, _), (kept, _) in zip(wanted, paths, strict=True)]
         assert trimmed.tolist() == over
         plain_advance(rows, starts, paths, slots)
