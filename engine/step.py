@@ -11,6 +11,7 @@ from ..cython_ext.step_rows import resolve_rows
 from ..engine_core.config import CoreConfig
 from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
+from ..engine_core.ragged_verify import RaggedVerify
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .kv_pool import KVPool, copy_pages
@@ -69,12 +70,15 @@ class StepRunner:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
         drafter = make_drafter(config, self.state.page_table, self._model, self._kv, draft)
         if drafter is not None:
-            self.draft_with(drafter)
+            self.draft_with(drafter, config.ragged)
         return drafter
 
-    def draft_with(self, drafter: DeviceDrafter) -> None:
-        """Let ``drafter`` fill the verify rows of steps that are not late-bound."""
-        self._drafts = StepDrafts(drafter, self.state)
+    def draft_with(self, drafter: DeviceDrafter, ragged: RaggedVerify | None = None) -> None:
+        """Let ``drafter`` fill the verify rows of steps that are not late-bound.
+
+        ``ragged``: which of its drafts are verified; None for all.
+        """
+        self._drafts = StepDrafts(drafter, self.state, ragged)
 
     def reset(self) -> None:
         """Forget every slot; only while idle."""
@@ -88,7 +92,7 @@ class StepRunner:
         copy_pages(plan, self.pools)
         if self._drafts is not None:
             self._drafts.enter(plan)
-            drafts = drafts if plan.late_bound else self._drafts.propose(plan)
+            drafts = self._drafts.late(drafts) if plan.late_bound else self._drafts.propose(plan)
         drafter = None if self._drafts is None else self._drafts.drafter
         drafted = self._draft(plan, drafts)
         hidden, features = run_target(self._model, drafted.batch, self._kv, drafter)
@@ -171,7 +175,8 @@ class StepRunner:
         targets = choose_targets(
             logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts
         )
-        total, scattered = decide(targets, slots, drafted.branches, buffers, self._simulated)
+        most = None if self._drafts is None else self._drafts.most
+        total, scattered = decide(targets, slots, drafted.branches, buffers, self._simulated, most)
         if self._share is not None:
             self._share(buffers, rows, int(node_cu[rows]))
         settle(total, scattered, slots, buffers, state, self._kv)
@@ -204,15 +209,25 @@ class StepRunner:
         errors: tuple[RowError, ...] = (),
     ) -> StepResult:
         buffers, rows = self._buffers, len(drafted.slots)
+        proposed = np.zeros(rows, dtype=np.int32) if drafts is None else i32(drafts.counts)
+        depths = buffers.depths[:rows]
+        confidence = trimmed = b""
+        if self._drafts is not None:
+            confidence, most = self._drafts.confidence, self._drafts.most
+            if most is not None:
+                proposed, depths = np.minimum(proposed, most - 1), np.minimum(depths, most - 1)
+                trimmed = buffers.trimmed[:rows].tobytes()
         return StepResult(
             step=plan.step,
             accept_lens=buffers.accept_lens[:rows].tobytes(),
             tokens=buffers.emitted[:total].tobytes(),
-            proposed=bytes(4 * rows) if drafts is None else drafts.counts,
-            depths=buffers.depths[:rows].tobytes(),
+            proposed=proposed.tobytes(),
+            depths=depths.tobytes(),
             logprobs=logprobs,
             errors=errors,
             batch_tokens=int(drafted.batch.input_ids.shape[0]),
+            confidence=confidence,
+            trimmed=trimmed,
         )
 
     def _count_emitted(self, slots: I32) -> None:

@@ -1,22 +1,35 @@
 """A drafter in the process of a CPU's steps: between the core's arrays and the drafter's."""
 
+from typing import cast
+
+import numpy as np
 import torch
 
-from ..engine_core.ids import I32, i32, u8
+from ..engine_core.ids import I32, RowKind, i32, u8
 from ..engine_core.plan import HostDrafts, StepPlan
+from ..engine_core.ragged_verify import RaggedVerify
 from ..kernels.draft_rows_cpu import ask, give, spread
 from .draft_buffers import DraftBuffers
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
-from .speculative.device_drafter import DeviceDrafter, Verdict
+from .ragged_rows import RaggedRows
+from .speculative.device_drafter import DeviceDrafter, DraftRows, SurvivalDrafter, Verdict
 from .step_buffers import StepBuffers
 
 
 class StepDrafts:
     """Lets ``drafter`` see rows that may have drafts alone, and steps only what it proposed."""
 
-    def __init__(self, drafter: DeviceDrafter, state: FutureMap) -> None:
+    def __init__(
+        self, drafter: DeviceDrafter, state: FutureMap, ragged: RaggedVerify | None = None
+    ) -> None:
+        """``ragged``: which of its drafts are verified; None for all."""
         self.drafter = drafter
+        planned = ragged is not None and ragged.planned
+        self._ragged = RaggedRows(ragged) if ragged is not None and planned else None
+        # Of the latest step: see StepResult, and the tokens that rows int32[R] emit at most.
+        self.confidence = b""
+        self.most: I32 | None = None
         self._state = state
         self._buffers = DraftBuffers()
 
@@ -25,15 +38,27 @@ class StepDrafts:
         for init in plan.inits:
             self.drafter.enter(init)
 
+    def late(self, drafts: HostDrafts | None) -> HostDrafts | None:
+        """The host's drafts of a late-bound step, which are verified as they are."""
+        self.confidence, self.most = b"", None
+        return drafts
+
     def propose(self, plan: StepPlan) -> HostDrafts | None:
         """Drafts of a step's verify rows; None where no row may have any."""
+        self.confidence, self.most = b"", None
         buffers, kinds, q_caps = self._buffers, u8(plan.kinds), i32(plan.q_caps)
         buffers.reserve_rows(len(kinds))
         rows = ask(i32(plan.slots), kinds, q_caps, buffers.slots, buffers.caps, buffers.cu_q)
+        if plan.accept_caps:
+            caps = i32(plan.accept_caps)
+            self.most = np.ones(len(kinds), dtype=np.int32)
+            self.most[: len(caps)] += caps
         if not rows:
             return None
         drafts = buffers.rows(rows, self._state.seq_lens)
         self.drafter.propose(drafts)
+        if self._ragged is not None:
+            self._cut(self._ragged, plan, drafts)
         tokens, parents = buffers.tokens, buffers.parents
         kept = give(
             kinds, q_caps, buffers.cu_q[: rows + 1], buffers.proposed, tokens, parents,
@@ -45,6 +70,18 @@ class StepDrafts:
             tokens[:kept].tobytes(),
             parents[:kept].tobytes(),
         )
+
+    def _cut(self, ragged: RaggedRows, plan: StepPlan, drafts: DraftRows) -> None:
+        """Leave the rows what their confidence earns them of the step's budget."""
+        logits = cast(SurvivalDrafter, self.drafter).confidence
+        cut = ragged.cut(drafts, logits, plan.budget)
+        self.confidence = cut.confidence.numpy().tobytes()
+        if ragged.mode == "compact":
+            torch.minimum(drafts.proposed, cut.lens - 1, out=drafts.proposed)
+            return
+        drafting = (u8(plan.kinds) == RowKind.VERIFY) & (i32(plan.q_caps) > 1)
+        self.most = np.ones(len(drafting), dtype=np.int32)
+        self.most[drafting] = cut.lens.numpy()
 
     def align(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import msgspec
 import torch
 
 from ..engine_core.config import CoreConfig
@@ -243,15 +244,4 @@ class TorchWorker:
 
 
 def _timed(result: StepResult, busy_ns: int, wait_ns: int) -> StepResult:
-    return StepResult(
-        result.step,
-        result.accept_lens,
-        result.tokens,
-        result.proposed,
-        result.depths,
-        result.logprobs,
-        result.errors,
-        busy_ns,
-        result.batch_tokens,
-        wait_ns,
-    )
+    return msgspec.structs.replace(result, busy_ns=busy_ns, wait_ns=wait_ns)

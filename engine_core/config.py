@@ -8,6 +8,7 @@ from .device_config import refuse_on
 from .draft_config import SpecShape
 from .drafter_spec import NGRAM, NGRAM_BY_SOURCE, DrafterSpec, DraftKV, find_drafter
 from .ngram import NgramConfig
+from .ragged_verify import RaggedVerify, read_ragged
 from .refusal import Refused
 from .spec_shape import PLAIN, draft_reach, given_shape
 from .speculation_checks import refuse_speculation
@@ -193,6 +194,33 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "fixed"],
         Doc(description="auto: draft only where measured times say it pays; fixed: always"),
     ] = "auto"
+    speculative_ragged_verify_mode: Annotated[
+        Literal["static", "cap-accept", "compact"] | None,
+        Doc(
+            description="which drafts of a row are verified: static: all; compact: those that its "
+            "verify length leaves, packed; cap-accept: all, but none beyond that length is "
+            "accepted, for tests. Lengths come from the drafter's confidence, or from the length "
+            "policy (docs/verify_planner.md). SGLANG_RAGGED_VERIFY_MODE if unset, else static"
+        ),
+    ] = None
+    speculative_dspark_sps_table_path: Annotated[
+        str | None,
+        Doc(
+            description="SPS table of what a verify step costs by its size, of `outrider profile "
+            "sps`, for drafters that give confidence; without one every draft is verified"
+        ),
+    ] = None
+    speculative_dspark_confidence_sts_path: Annotated[
+        str | None,
+        Doc(
+            description="STS table of temperatures of a drafter's confidence, one a draft "
+            "position, of `outrider profile sts`; all 1 if unset"
+        ),
+    ] = None
+    speculative_dspark_align_verify_tokens_to_graph_tier: Annotated[
+        bool,
+        Doc(description="compact: tokens that a CUDA graph would be padded with verify drafts"),
+    ] = False
     simulate_accept_length: Annotated[
         float | None,
         Doc(
@@ -292,6 +320,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokens from the row's first on whose KV a step may write: a verify row's, or those that a draft
     tree's levels take in the draft's pool, whichever are more.
     ``draft_topk``: branches of the tree that a drafter on the device makes; 1 for chains.
+    ``ragged``: which of the drafts are verified.
     """
 
     engine: EngineConfig
@@ -303,6 +332,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int
     chunk_tokens: int
     draft_topk: int = 1
+    ragged: RaggedVerify = RaggedVerify()
 
     @property
     def kv_reach(self) -> int:
@@ -429,6 +459,9 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
     running = min(config.max_running_requests, worker.max_slots)
     chunk = config.chunked_prefill_size
     shape = PLAIN if drafter is None else config.shape(drafter)
+    ragged = read_ragged(config, drafter, shape.num_draft_tokens - 1, shape.topk)
+    if isinstance(ragged, Refused):
+        return ragged
     return CoreConfig(
         engine=config,
         worker=worker,
@@ -436,6 +469,7 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         draft_width=shape.num_draft_tokens,
         draft_reach=draft_reach(shape),
         draft_topk=shape.topk,
+        ragged=ragged,
         context_length=context,
         max_running_requests=running,
         chunk_tokens=2**31 - 1 if chunk == -1 else chunk,

@@ -148,6 +148,9 @@ class EngineCore:
             wait_for_drafts=self._draft_wait_ns * 1e-9,
             ngram_nodes=0 if self._drafts is None else self._drafts.nodes,
             evicted_pages=scheduler.cache.evicted_pages,
+            verify_budget_steps=counters.budget_steps,
+            verify_budget_drafts=counters.budget_drafts,
+            verify_trimmed_drafts=counters.trimmed_drafts,
         )
 
     def _launch(self) -> bool:

@@ -54,6 +54,11 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.draft_kv is not DraftKV.NONE
 
     @property
+    def plans_verify(self) -> bool:
+        """Whether its confidence can say which drafts are verified (:mod:`.verify_steps`)."""
+        return self.gives_survival and not self.host
+
+    @property
     def drafting_takes_time(self) -> bool:
         """Whether a step that drafts on the device has forward passes that others lack."""
         return bool(self.on_device) and self.has_model
@@ -219,9 +224,12 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
         return _refuse(
             f"{origin} declares shifts_tokens, which is about a draft's own KV; leave it out", 501
         )
-    if spec.gives_q or spec.gives_survival:
+    if spec.gives_q:
+        return _refuse(f"{origin} declares gives_q, which nothing uses yet; leave it out", 501)
+    if spec.gives_survival and (spec.host or spec.tree):
         return _refuse(
-            f"{origin} declares gives_q or gives_survival, which nothing uses yet; leave them out",
+            f"{origin} declares gives_survival, which is of chains that are drafted on the device; "
+            "leave it out",
             501,
         )
     return spec

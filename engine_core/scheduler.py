@@ -28,6 +28,7 @@ from .step_builder import Flight
 from .step_planner import StepPlanner, StepPolicy
 from .step_rows import SlowRows, kept_tokens, note_unmatched, read_result, slow_rows
 from .tail_decoder import TailDecoder
+from .verify_steps import VerifySteps
 from .worker import WorkerFailed
 
 QUEUE_FULL = "the queue is full ({limit} requests wait); try again later"
@@ -70,6 +71,9 @@ class Scheduler:
         )
         self.flights: deque[Flight] = deque()
         self.done_step = 0
+        self.verify: VerifySteps | None = None
+        if config.ragged.planned:
+            self.verify = VerifySteps(config.ragged, worker.max_slots)
         self._planner = StepPlanner(
             config,
             self.batch,
@@ -79,6 +83,7 @@ class Scheduler:
             policy,
             self._settle,
             self._end,
+            self.verify,
         )
         drafter = config.drafter
         self._device_drafts = drafter is not None and bool(drafter.on_device)
@@ -165,6 +170,9 @@ class Scheduler:
         read_result(flight, result, self.config.worker.vocab_size)
         if self._device_drafts:
             note_unmatched(flight, result)
+        if self.verify is not None:
+            self.verify.committed(flight.plan, result)
+        self.counters.count_ragged(flight.plan, result)
         self.flights.popleft()
         self.done_step = flight.plan.step
         self.counters.worker_busy_ns += result.busy_ns
@@ -198,6 +206,8 @@ class Scheduler:
     def fail_all(self, message: str) -> list[RequestOutput]:
         """End every open request; the worker will answer nothing that is in flight."""
         self.flights.clear()
+        if self.verify is not None:
+            self.verify.reset()
         self.done_step = self._step
         for state in list(self.batch.states.values()):
             self._end(state, FinishReason("abort", message=message, status=500))

@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .block_shape import BLOCK_FLAGS, refuse_block
-from .drafter_spec import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS, NGRAM, DrafterSpec, find_drafter
+from .drafter_spec import (
+    MAX_DRAFT_TOKENS,
+    MIN_DRAFT_TOKENS,
+    NGRAM,
+    NGRAM_BY_SOURCE,
+    DrafterSpec,
+    find_drafter,
+)
+from .ragged_verify import refuse_ragged
 from .refusal import Refused
 from .spec_shape import given_shape, refuse_simulation
 
@@ -53,6 +61,10 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
     for algorithm, (field, _) in BLOCK_FLAGS.items():
         if spec.name != algorithm and getattr(config, field) is not None:
             return Refused(field, f"needs --speculative-algorithm {algorithm}; leave it out")
+    sourced = NGRAM_BY_SOURCE[config.speculative_ngram_source] if spec is NGRAM else spec
+    refused = refuse_ragged(config, sourced)
+    if refused is not None:
+        return refused
     given = config.speculative_num_draft_tokens
     width = spec.default_num_draft_tokens if given is None else given
     if not MIN_DRAFT_TOKENS <= width <= MAX_DRAFT_TOKENS:

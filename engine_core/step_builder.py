@@ -48,6 +48,8 @@ class StepBuilder:
         self._decode = _NO_DECODE
         self._reasons: U8 = np.empty(0, dtype=np.uint8)
         self._late_bound = False
+        self._accept_caps = b""
+        self.budget = -1
         self.prefill_tokens = 0
         self._slots: list[int] = []
         self._kinds = bytearray()
@@ -59,11 +61,34 @@ class StepBuilder:
         self._page_indexes: list[int] = []
         self._page_ids: list[bytes] = []
 
-    def decode(self, rows: DecodeRows, reasons: U8, late_bound: bool) -> None:
-        """Set the verify rows, ``reasons`` uint8[their number]."""
+    def decode(
+        self, rows: DecodeRows, reasons: U8, late_bound: bool, accept_caps: I32 | None
+    ) -> None:
+        """Set the verify rows, ``reasons`` uint8[their number]; ``accept_caps``: see StepPlan."""
         self._decode = rows
         self._reasons = reasons
+        self._accept_caps = b"" if accept_caps is None else accept_caps.tobytes()
         self._late_bound = late_bound and bool(rows.slots)
+
+    @property
+    def inits(self) -> list[SlotInit]:
+        """The requests that enter slots so far."""
+        return self._inits
+
+    @property
+    def late_bound(self) -> bool:
+        """Whether the step waits for drafts."""
+        return self._late_bound
+
+    @property
+    def verify_slots(self) -> I32:
+        """Slots of the verify rows, int32[V]."""
+        return i32(self._decode.slots)
+
+    @property
+    def verify_caps(self) -> I32:
+        """Their query tokens at most, int32[V]."""
+        return i32(self._decode.q_caps)
 
     def init(self, init: SlotInit, pages: I32) -> None:
         """A request enters a slot with these pages, int32[n]."""
@@ -99,6 +124,8 @@ class StepBuilder:
             decode.page_slots + _int32(self._page_slots),
             decode.page_indexes + _int32(self._page_indexes),
             decode.page_ids + b"".join(self._page_ids),
+            self.budget,
+            self._accept_caps,
         )
         reasons = self._reasons
         if self._slots:

@@ -1,6 +1,6 @@
 """One step on the device: segments D, F and A over a staging block, without a look at the host."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -17,9 +17,10 @@ from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
 from ..kv_pool import KVPool, copy_pages
 from ..models import GpuModel
-from ..speculative.device_drafter import DeviceDrafter, DraftRows, Verdict
+from ..speculative.device_drafter import DeviceDrafter, DraftRows, SurvivalDrafter, Verdict
 from ..speculative.simulate import SimulatedAcceptance
 from ..speculative.target_features import run_target
+from .ragged_step import Cut, RaggedStep
 from .staging import StagingViews
 from .state import DeviceState
 
@@ -29,7 +30,8 @@ class StepShape(NamedTuple):
 
     ``groups``: see ForwardBatch. ``nodes``: N, the first of ``node_index``; None where all T query
     tokens are nodes. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
-    token. ``edits``: some rows have penalties, a bias or a minimum length.
+    token. ``edits``: some rows have penalties, a bias or a minimum length. ``verified``: T where
+    rows are cut to verify lengths, so that the plan has more; None elsewhere.
     """
 
     width: int
@@ -38,6 +40,7 @@ class StepShape(NamedTuple):
     moves: bool
     sampled: bool
     edits: bool
+    verified: int | None = None
 
 
 class Choice(NamedTuple):
@@ -57,13 +60,16 @@ class StepOutput(NamedTuple):
     """A step's output, one int32 block: by row, and ``tokens`` int32[R, width].
 
     ``proposed`` and ``depths`` int32[R] are those of the drafter on the device, None where none
-    drafted.
+    drafted. ``confidence`` float32[R, G] and ``trimmed`` int32[R]: see StepResult; None where the
+    mode of ragged verify has no use for them.
     """
 
     accept_lens: torch.Tensor
     tokens: torch.Tensor
     proposed: torch.Tensor | None
     depths: torch.Tensor | None
+    confidence: torch.Tensor | None = None
+    trimmed: torch.Tensor | None = None
 
 
 class DeviceStep:
@@ -88,6 +94,7 @@ class DeviceStep:
         self._kv = kv
         self.pools: tuple[KVPool, ...] = (kv,)
         self.drafter = drafter
+        self.ragged: RaggedStep | None = None
         self._ranks = ranks
         self.decides = ranks is None or ranks.leads
         self._pdl = launches_dependents(kv.data.device)
@@ -101,7 +108,11 @@ class DeviceStep:
 
     def new_output(self, rows: int, width: int) -> torch.Tensor:
         """int32[N]: room for the output of a step of this shape (see ``split_output``)."""
-        fields = 3 if self.drafts(width) else 1
+        fields = 1
+        if self.drafts(width):
+            fields = 3
+            if self.ragged is not None:
+                fields += self.ragged.gamma + self.ragged.caps
         device = self.state.seq_lens.device
         return torch.empty(rows * (fields + width), dtype=torch.int32, device=device)
 
@@ -110,7 +121,19 @@ class DeviceStep:
         if not self.drafts(width):
             return StepOutput(out[:rows], out[rows:].view(rows, width), None, None)
         lens, proposed, depths = out[: 3 * rows].view(3, rows).unbind()
-        return StepOutput(lens, out[3 * rows :].view(rows, width), proposed, depths)
+        ragged, rest = self.ragged, out[3 * rows :]
+        if ragged is None:
+            return StepOutput(lens, rest.view(rows, width), proposed, depths)
+        sizes = [rows * width, rows * ragged.gamma, rows * ragged.caps]
+        tokens, confidence, trimmed = torch.split(rest[: sum(sizes)], sizes)
+        return StepOutput(
+            lens,
+            tokens.view(rows, width),
+            proposed,
+            depths,
+            confidence.view(torch.float32).view(rows, ragged.gamma) if ragged.gamma else None,
+            trimmed if ragged.caps else None,
+        )
 
     def drafts(self, width: int) -> bool:
         """Whether the drafter has a part in steps of this width."""
@@ -127,7 +150,7 @@ class DeviceStep:
     def run(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> Choice:
         """D, F and A, into ``out`` (see ``new_output``)."""
         self.state.apply(staging)
-        self._propose(staging, self.split_output(out, len(staging.slots), shape.width))
+        staging, most = self._draft(staging, shape, out)
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
         hidden, features = run_target(self._model, batch, self._kv, self.drafter)
@@ -135,7 +158,7 @@ class DeviceStep:
             logits, targets = self._target(hidden, batch, staging, shape)
         else:
             logits, targets = hidden.new_empty(0, 0), batch.positions.new_empty(0)
-        path = self._accept(staging, shape, batch, targets, starts, out, features)
+        path = self._accept(staging, shape, batch, targets, starts, out, features, most)
         return Choice(batch, logits, targets, path)
 
     def _target(
@@ -147,6 +170,17 @@ class DeviceStep:
         logits = self._model.raw_logits(hidden)
         edited = self._edit(logits, batch, staging, shape) if shape.edits else logits
         return logits, self._choose(edited, batch, shape)
+
+    def _draft(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> Cut:
+        """Segment D up to the drafts that are verified."""
+        output = self.split_output(out, len(staging.slots), shape.width)
+        self._propose(staging, output)
+        if self.ragged is None or not self.drafts(shape.width):
+            return Cut(staging, None)
+        logits: torch.Tensor | None = None
+        if self.ragged.gamma:
+            logits = cast(SurvivalDrafter, self.drafter).confidence
+        return self.ragged.cut(staging, output, logits, shape.verified)
 
     def _propose(self, staging: StagingViews, output: StepOutput) -> None:
         """Segment D of a drafter on the device: the drafts that the host left open."""
@@ -266,10 +300,11 @@ class DeviceStep:
         starts: torch.Tensor,
         out: torch.Tensor,
         features: torch.Tensor,
+        most: torch.Tensor | None,
     ) -> torch.Tensor:
         """Segment A: walk the trees, move accepted KV together and the slots' state on.
 
-        Returns the accepted nodes, int32[R, width].
+        ``most``: see ``Cut``. Returns the accepted nodes, int32[R, width].
         """
         output = self.split_output(out, len(staging.slots), shape.width)
         state, lens, tokens = self.state, output.accept_lens, output.tokens
@@ -292,6 +327,8 @@ class DeviceStep:
                 accept_lens=lens,
                 tokens=tokens,
                 accept_idx=index,
+                most=most,
+                trimmed=None if most is None else output.trimmed,
             )
         if self._ranks is not None:
             # All that the walk writes; what else changes with a step follows from it.

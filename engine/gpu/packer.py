@@ -9,7 +9,7 @@ from ...cython_ext.step_rows import resolve_rows
 from ...engine_core.ids import I32, I64, U8, i32, u8
 from ...engine_core.plan import HostDrafts, StepPlan
 from .draft_room import draft_room
-from .staging import StagingShape, field_edges
+from .staging import StagingShape, field_edges, field_lengths
 from .tiers import Prefill
 
 
@@ -131,10 +131,12 @@ def fill(
     plan: StepPlan,
     spare_slot: int,
     behind: int | None = None,
+    budget: int = -1,
 ) -> None:
     """Write the step into a block that has room for it; what is left over is padding.
 
     ``behind``: the row at which prefill rows begin, if not right behind the verify rows.
+    ``budget``: see StepPlan.
     """
     leading = max(0, packed.verify_rows)
     entries = [(init.slot, init.cached_len, len(init.output) // 4) for init in plan.inits]
@@ -160,3 +162,9 @@ def fill(
         i32(plan.page_ids),
         np.array(entries, dtype=np.int32) if entries else None,
     )
+    caps = i32(plan.accept_caps)
+    end = sum(field_lengths(shape))
+    accepts = block[end - 1 - shape.rows : end - 1]
+    accepts[len(caps) :] = 0
+    accepts[: len(caps)] = caps
+    block[end - 1] = budget

@@ -30,8 +30,9 @@ class StagingViews(NamedTuple):
     logits count. ``caps`` [R]: drafts of a row that a drafter on the device fills in. ``tokens``
     and ``parents`` [T]: what the host knows of the query tokens (a verify row's first is on the
     device), ``node_index`` [T]: flat tokens of the nodes, the last one repeated. ``counts`` [2]:
-    updates and entries in use. Rows and entries that are not the step's name the spare slot; such
-    rows have no tokens. They stand behind its rows or, in a step with prefill rows, before those.
+    updates and entries in use. ``accept_caps`` [R] and ``budget`` [1]: see StepPlan. Rows and
+    entries that are not the step's name the spare slot; such rows have no tokens. They stand behind
+    its rows or, in a step with prefill rows, before those.
     """
 
     slots: torch.Tensor
@@ -50,6 +51,8 @@ class StagingViews(NamedTuple):
     entry_lens: torch.Tensor
     entry_outs: torch.Tensor
     counts: torch.Tensor
+    accept_caps: torch.Tensor
+    budget: torch.Tensor
 
 
 def field_lengths(shape: StagingShape) -> tuple[int, ...]:
@@ -57,7 +60,7 @@ def field_lengths(shape: StagingShape) -> tuple[int, ...]:
     rows, tokens, updates, entries = shape
     return (
         rows, rows, rows, rows, rows + 1, rows + 1, tokens, tokens, tokens,
-        updates, updates, updates, entries, entries, entries, 2,
+        updates, updates, updates, entries, entries, entries, 2, rows, 1,
     )  # fmt: skip
 
 
@@ -69,5 +72,5 @@ def split_device(block: torch.Tensor, shape: StagingShape) -> StagingViews:
 
 @functools.lru_cache(maxsize=1024)
 def field_edges(shape: StagingShape) -> I64:
-    """int64[17]: where the fields begin, and the end of the last."""
-    return np.cumsum((0, *field_lengths(shape)), dtype=np.int64)
+    """int64[17]: where the fields begin that every step has, and the end of the last."""
+    return np.cumsum((0, *field_lengths(shape)[:-2]), dtype=np.int64)

@@ -25,6 +25,7 @@ def tier_shape(tier: Tier) -> StepShape:
         tier.width > 1,
         tier.sampled,
         tier.edits,
+        tier.tokens if tier.compact else None,
     )
 
 
@@ -36,14 +37,19 @@ def tier_staging(tier: Tier, page_size: int, reach: int = 1) -> StagingShape:
     """
     pages = 1 + -(-max(tier.width, reach) // page_size)
     updates = pages * tier.rows + _SPARE_UPDATES + (_ENTRY_UPDATES if tier.chunks else 0)
-    return StagingShape(tier.all_rows, tier.tokens, updates, tier.chunks)
+    return StagingShape(tier.all_rows, tier.planned, updates, tier.chunks)
 
 
-def exact_shape(packed: Packed, sampled: bool, edits: bool) -> StepShape:
-    """The launches of this very step."""
+def exact_shape(
+    packed: Packed, sampled: bool, edits: bool, verified: int | None = None
+) -> StepShape:
+    """The launches of this very step; ``verified``: see StepShape."""
     width = max(1, int(np.diff(packed.node_cu).max()))
-    nodes = None if packed.nodes == packed.tokens else packed.nodes
-    return StepShape(width, _groups(packed), nodes, width > 1, sampled, edits)
+    nodes: int | None = None
+    if packed.nodes != packed.tokens:
+        # What is not verified are nodes.
+        nodes = packed.nodes - (0 if verified is None else packed.tokens - verified)
+    return StepShape(width, _groups(packed), nodes, width > 1, sampled, edits, verified)
 
 
 def exact_staging(packed: Packed, plan: StepPlan) -> StagingShape:

@@ -13,6 +13,7 @@ from ...engine_core.graph_sizes import graph_chunk, graph_rows
 from ...engine_core.plan import HostDrafts, StepPlan, StepResult
 from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ..agreement import Ranks
+from ..dependent_launch import launches_dependents
 from ..kv_pool import KVPool
 from ..models import GpuModel
 from ..models.block_net import GpuBlockNet
@@ -26,6 +27,7 @@ from .graphs import StepGraphs
 from .launched import Launched
 from .marks import Mark, wait_unless
 from .packer import StepPacker
+from .ragged_step import RaggedStep
 from .state import DeviceState
 from .step_runner import GpuStepRunner
 from .tiers import Tiers, block_sizes, pass_sizes
@@ -74,6 +76,7 @@ class GpuWorker:
         self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._reach = 1  # tokens of KV that drafts of a row may write, see tier_staging
+        self._aligns = False
         self._runner = self._make_runner(1)
         self._held: deque[StepPlan] = deque()
         self._launched: deque[Launched] = deque()
@@ -91,6 +94,10 @@ class GpuWorker:
         if drafter is not None:
             self._step.drafter = drafter
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)
+        if drafter is not None and config.ragged.mode != "static":
+            pdl = launches_dependents(self._device)
+            self._step.ragged = RaggedStep(config.ragged, self._device, pdl)
+        self._aligns = config.ragged.align
         self._reach = max(1, config.kv_reach)
         self.set_verify_width(config.draft_width)
         self._runner.capture()
@@ -128,12 +135,19 @@ class GpuWorker:
     def _make_runner(self, width: int) -> GpuStepRunner:
         graphs = StepGraphs(self._step, self._device, self._reach) if self._use_graphs else None
         return GpuStepRunner(
-            self._step, self._packer, self._tiers(width), graphs, self._device, self._wait
+            self._step,
+            self._packer,
+            self._tiers(width),
+            graphs,
+            self._device,
+            self._wait,
+            self._aligns,
         )
 
     def _tiers(self, width: int) -> Tiers:
         """The tiers of graphs."""
-        return Tiers(self._max_graph_rows, width, self._chunk)
+        compact = self._step.ragged is not None and self._step.ragged.compacts
+        return Tiers(self._max_graph_rows, width, self._chunk, compact)
 
     def fail(self, reason: str) -> None:
         """Make ``collect`` raise; only a worker of several ranks notices while it waits."""

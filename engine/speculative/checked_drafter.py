@@ -1,9 +1,11 @@
 """Between a step and a drafter from another package: what is proposed is safe to verify."""
 
+from typing import cast
+
 import torch
 
 from ...engine_core.plan import SlotInit
-from .device_drafter import DeviceDrafter, DraftRows, Verdict
+from .device_drafter import DeviceDrafter, DraftRows, SurvivalDrafter, Verdict
 
 _DOUBLINGS = 6  # a row has up to 64 nodes, so that none is deeper than 63
 
@@ -27,6 +29,11 @@ class CheckedDrafter:
     def feature_layers(self) -> tuple[int, ...] | None:
         """As the drafter said when it was made."""
         return self._layers
+
+    @property
+    def confidence(self) -> torch.Tensor:
+        """As the drafter says; only where it is a SurvivalDrafter."""
+        return cast(SurvivalDrafter, self._drafter).confidence
 
     def enter(self, init: SlotInit) -> None:
         """A request enters a slot."""

@@ -133,3 +133,18 @@ class DeviceDrafter(Protocol):
 
     def reset(self) -> None:
         """Forget every slot."""
+
+
+@runtime_checkable
+class SurvivalDrafter(DeviceDrafter, Protocol):
+    """One that says how likely its drafts, chains of up to G, are to be accepted.
+
+    Its DrafterSpec has ``gives_survival``. Asked only in ragged verify modes (engine_core's
+    :mod:`~outrider.engine_core.ragged_verify`).
+    """
+
+    @property
+    def confidence(self) -> torch.Tensor:
+        """float32[R, G] of the latest ``propose``'s rows: draft k's raw logit, given that all
+        before it are accepted. Anything beyond a row's drafts. Valid until the next ``propose``;
+        may be read before the first one."""

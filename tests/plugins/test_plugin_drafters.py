@@ -187,7 +187,7 @@ BROKEN_SPECS = [
     (SPEC.format("BROKEN", ", draft_kv=DraftKV.SHARED_SLOTS"), "have a KV pool"),
     (SPEC.format("BROKEN", ", shifts_tokens=True"), "a draft's own KV"),
     (SPEC.format("BROKEN", ", gives_q=True"), "nothing uses yet"),
-    (SPEC.format("BROKEN", ", gives_survival=True"), "nothing uses yet"),
+    (SPEC.format("BROKEN", ", gives_survival=True"), "drafted on the device"),
 ]
 
 

@@ -14,6 +14,12 @@ FOLLOW = DrafterSpec(
 LENS = DrafterSpec(
     name="LENS", implementation="device_drafters:lens", tree=True, default_num_draft_tokens=3
 )
+GUESS = DrafterSpec(
+    name="GUESS",
+    implementation="device_drafters:guess",
+    default_num_draft_tokens=5,
+    gives_survival=True,
+)
 
 
 class FollowDrafter:
@@ -63,6 +69,27 @@ class FollowDrafter:
     def reset(self) -> None:
         self.follows.zero_()
         self.newest.zero_()
+
+
+class GuessDrafter(FollowDrafter):
+    """The same chains, and for each draft a confidence that its token and place decide."""
+
+    def __init__(self, context: DrafterContext) -> None:
+        super().__init__(context)
+        self._confidence = torch.zeros(0, self._nodes, device=context.device)
+
+    @property
+    def confidence(self) -> torch.Tensor:
+        return self._confidence
+
+    def propose(self, rows: DraftRows) -> None:
+        super().propose(rows)
+        last = max(len(rows.tokens) - 1, 0)
+        guesses = []
+        for k in range(self._nodes):
+            place = (rows.cu_q[:-1].long() + 1 + k).clamp(max=last)
+            guesses.append((rows.tokens[place] * 7 + 3 * k) % 11 - 4)
+        self._confidence = torch.stack(guesses, dim=1) * 0.7
 
 
 class LensDrafter:
@@ -117,3 +144,7 @@ def follow(context: DrafterContext) -> FollowDrafter:
 
 def lens(context: DrafterContext) -> LensDrafter:
     return LensDrafter(context)
+
+
+def guess(context: DrafterContext) -> GuessDrafter:
+    return GuessDrafter(context)
