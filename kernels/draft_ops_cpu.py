@@ -9,6 +9,9 @@ import torch
 
 from . import draft_rows_cpu, greedy_argmax_cpu
 from .draft_state import State
+from .noise_streams import DRAFT
+from .rejection_sample import LEAST_HEAT
+from .rejection_sample_cpu import draw_unfiltered
 
 _LEAST = torch.finfo(torch.float32).min
 I32 = npt.NDArray[np.int32]
@@ -135,6 +138,32 @@ def top_candidates(
             probs.numpy()[:, rank] = np.where(unusable, 0, chances[row, best])
     if ids is not None:
         out[:] = ids[out]
+
+
+def draw_drafts(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor | None,
+    temperatures: torch.Tensor,
+    sampled: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    tokens: torch.Tensor,
+) -> None:
+    """A token of each of N rows, drawn where ``sampled``; see the reference."""
+    values = logits if logits.dtype == torch.float32 else logits.float()
+    # An unusable row's likeliest counts as id 0, and so does its draw.
+    greedy_argmax_cpu.greedy_tokens(values.numpy(), None, tokens.numpy())
+    drawn = sampled & (values < torch.inf).all(dim=1) & (values > -torch.inf).any(dim=1)
+    if drawn.any():
+        tokens[drawn, 0] = draw_unfiltered(
+            values[drawn],
+            temperatures[drawn].clamp(min=LEAST_HEAT),
+            seeds[drawn] ^ DRAFT,
+            positions[drawn],
+        )
+    if token_ids is not None:
+        tokens.copy_(token_ids[tokens])
 
 
 def write_chains(
