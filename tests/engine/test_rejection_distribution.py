@@ -24,8 +24,9 @@ FLAGS = {
     "max_running_requests": 256,
     "max_total_tokens": 16384,
 }
+# No repetition penalty: the laws come from log-probabilities, whose signs are not the logits'.
 FILTERED = ref.Params(
-    temperature=1.5, top_k=4, top_p=0.8, min_p=0.05, repetition=1.2, presence=0.2,
+    temperature=1.5, top_k=4, top_p=0.8, min_p=0.05, presence=0.2,
     frequency=0.1, bias={2: 0.7},
 )  # fmt: skip
 
