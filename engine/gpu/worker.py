@@ -88,6 +88,7 @@ class GpuWorker:
         drafter = make_drafter(config, page_table, self._model, self._kv, self._draft)
         if drafter is not None:
             self._step.drafter = drafter
+            self._step.draws = config.engine.speculative_use_rejection_sampling
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)
         self._reach = max(1, config.kv_reach)
         self.set_verify_width(config.draft_width)
