@@ -31,9 +31,9 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     ``make(config: EngineConfig, spec: DrafterSpec) -> HostDrafter``, or on the device
     ``make(context: DrafterContext) -> DeviceDrafter``, imported by the process that runs the
     drafter. ``gives_q``: on the device it can draw its drafts and tell from what, which rejection
-    sampling needs. ``fills``: with a host drafter, the implementation of one on the device that drafts
-    for the rows that the host has nothing for; empty: there is none. ``shifts_tokens``: its KV of
-    a position depends on the next token too, so what the prefix cache has of a prompt's last
+    sampling needs. ``fills``: with a host drafter, the implementation of one on the device that
+    drafts for the rows that the host has nothing for; empty: there is none. ``shifts_tokens``: its
+    KV of a position depends on the next token too, so what the prefix cache has of a prompt's last
     position was made for another prompt. ``default_num_draft_tokens``: of drafters without a model
     (:mod:`.spec_shape` has the others').
     """

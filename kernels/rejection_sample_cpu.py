@@ -22,29 +22,29 @@ def rejection_sample(
 ) -> torch.Tensor:
     """int64[M]: see the reference; of unusable rows of logits the token means nothing."""
     tokens = torch.empty(len(logits), dtype=torch.int64)
-    columns = (logits, temperatures, top_ks, top_ps, min_ps, seeds, positions)
     drafted = drafts >= 0
-    if not drafted.all():
-        tokens[~drafted] = _draw(*(column[~drafted] for column in columns))
+    rest = ~drafted
+    if rest.any():
+        tokens[rest] = _draw(
+            logits[rest], temperatures[rest], top_ks[rest], top_ps[rest], min_ps[rest], seeds[rest],
+            positions[rest],
+        )  # fmt: skip
     if not drafted.any():
         return tokens
-    logits, temperatures, top_ks, top_ps, min_ps, seeds, positions = (
-        column[drafted] for column in columns
-    )
     accepted, left = judge(
-        logits, temperatures, top_ks, top_ps, min_ps, seeds, positions, drafts[drafted],
-        draft_logits, draft_rows[drafted], draft_ids,
+        logits[drafted], temperatures[drafted], top_ks[drafted], top_ps[drafted], min_ps[drafted],
+        seeds[drafted], positions[drafted], drafts[drafted], draft_logits, draft_rows[drafted],
+        draft_ids,
     )  # fmt: skip
-    chosen = drafts[drafted]
-    rest = ~accepted
-    if rest.any():
-        chosen[rest] = draw_unfiltered(
-            torch.log(left[rest]).float(),
-            torch.ones_like(temperatures[rest]),
-            seeds[rest] ^ RESIDUAL,
-            positions[rest],
+    tokens[drafted] = drafts[drafted]
+    rejected = drafted.nonzero()[~accepted, 0]
+    if len(rejected):
+        tokens[rejected] = draw_unfiltered(
+            torch.log(left[~accepted]).float(),
+            torch.ones_like(temperatures[rejected]),
+            seeds[rejected] ^ RESIDUAL,
+            positions[rejected],
         )
-    tokens[drafted] = chosen
     return tokens
 
 
@@ -64,9 +64,18 @@ def draw_unfiltered(
     )
 
 
-def _draw(logits: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+def _draw(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
     tokens = torch.empty(len(logits), dtype=torch.int64)
     coupled_sample(
-        logits.contiguous().numpy(), *(column.numpy() for column in columns), tokens.numpy()
-    )
+        logits.contiguous().numpy(), temperatures.numpy(), top_ks.numpy(), top_ps.numpy(),
+        min_ps.numpy(), seeds.numpy(), positions.numpy(), tokens.numpy(),
+    )  # fmt: skip
     return tokens

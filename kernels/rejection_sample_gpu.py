@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-# ruff: noqa: SIM102 (branches at compile time stay apart from those at run time)
+
 """`rejection_sample` on the GPU: two passes over the laws of nodes with drafts, and a pick.
 
 The first measures what both laws sum to, the second draws from what p has beyond q; several
@@ -68,7 +68,9 @@ def _add(
     base = tl.where(usable, higher, 0.0)
     before = total * _weight(tl.where(usable & (total > 0), peak, base), base, heat)
     kept = kept & (tl.where(kept, higher, float("inf")) < float("inf"))
-    return higher, before + tl.sum(tl.where(kept, _weight(tl.where(kept, x, base), base, heat), 0), 0)
+    return higher, before + tl.sum(
+        tl.where(kept, _weight(tl.where(kept, x, base), base, heat), 0), 0
+    )
 
 
 @triton.jit

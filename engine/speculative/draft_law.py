@@ -79,7 +79,5 @@ def columns_of(token_ids: torch.Tensor | None, vocab_size: int) -> torch.Tensor 
     if token_ids is None:
         return None
     draft_ids = torch.full((vocab_size,), -1, dtype=torch.int32, device=token_ids.device)
-    draft_ids[token_ids] = torch.arange(
-        len(token_ids), dtype=torch.int32, device=token_ids.device
-    )
+    draft_ids[token_ids] = torch.arange(len(token_ids), dtype=torch.int32, device=token_ids.device)
     return draft_ids

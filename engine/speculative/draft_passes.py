@@ -92,7 +92,7 @@ class DraftPasses:
         ids: torch.Tensor,
         hidden: torch.Tensor | None,
         drafts: torch.Tensor,
-        draw: DraftDraw | None,
+        draw: DraftDraw | None = None,
         first: int = 0,
     ) -> None:
         """Continue R rows by one token a pass; pass i runs at seq_lens[slot] + i.

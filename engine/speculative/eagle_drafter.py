@@ -28,9 +28,7 @@ class EagleDrafter:
         net, shape, device = draft.net, draft.shape, context.device
         self.feature_layers: tuple[int, ...] | None = net.config.feature_layers
         self._steps = shape.steps
-        self._passes = DraftPasses(
-            draft, context.page_table, context.vocab_size, draft_ops(device)
-        )
+        self._passes = DraftPasses(draft, context.page_table, context.vocab_size, draft_ops(device))
         branches = trees or shape.topk > 1
         self._tree = DraftTree(self._passes, shape, 0) if branches else None
         self._texts = SlotTexts(context.slots, context.length, device)

@@ -21,9 +21,7 @@ class StandaloneDrafter:
     def __init__(self, context: DrafterContext, draft: LoadedDraft, trees: bool = False) -> None:
         shape, device = draft.shape, context.device
         self._steps, self._width = shape.steps, shape.topk
-        self._passes = DraftPasses(
-            draft, context.page_table, context.vocab_size, draft_ops(device)
-        )
+        self._passes = DraftPasses(draft, context.page_table, context.vocab_size, draft_ops(device))
         branches = trees or shape.topk > 1
         self._tree = DraftTree(self._passes, shape, 1) if branches else None
         self.bonus = torch.zeros(context.slots, dtype=torch.int64, device=device)

@@ -15,7 +15,7 @@ from outrider.engine.sampling.nodes import Nodes, place_nodes
 from outrider.engine_core.config import EngineConfig
 
 from .cores import random_draft_core, tiny_config
-from .joint_law import LEAST_P, draw, folder_of, joint_of, behind_the_first, p_value
+from .joint_law import LEAST_P, behind_the_first, draw, folder_of, joint_of, p_value
 
 
 def draft_config(folder: Path) -> EngineConfig:

@@ -2,7 +2,7 @@
 
 import math
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from ..reference import rejection_ref, sampling_ref
 class Case(NamedTuple):
     """Arguments of ``rejection_sample``, and the tokens."""
 
-    arguments: list[torch.Tensor | None]
+    arguments: list[Any]
     tokens: list[int]
 
 
@@ -72,7 +72,7 @@ def random_case(
         drafts.append(rng.choice([-1, likely, likely, rng.choice(names)]))
         three = (seeds[row], seeds[row] ^ ACCEPT, seeds[row] ^ RESIDUAL)
         tokens.append(rejection_ref.decide(p, q, drafts[row], three, positions[row]))
-    columns: list[torch.Tensor | None] = [
+    columns = [
         logits,
         torch.tensor([row.temperature for row in params], dtype=torch.float32),
         torch.tensor([row.top_k for row in params], dtype=torch.int32),

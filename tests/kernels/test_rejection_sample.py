@@ -14,8 +14,9 @@ from outrider.kernels.draft_ops_cpu import draw_drafts as draw_drafts_cpu
 from ..reference import rejection_ref as ref
 from .rejection_cases import random_case
 
-BOTH = [reference.rejection_sample, rejection_sample_cpu.rejection_sample]
 Rule = Callable[..., torch.Tensor]
+BOTH: list[Rule] = [reference.rejection_sample, rejection_sample_cpu.rejection_sample]
+JUDGE: Callable[..., reference.Verdicts] = reference.judge
 
 
 def plain(logits: torch.Tensor) -> list[torch.Tensor]:
@@ -44,10 +45,10 @@ def test_the_published_numbers() -> None:
             torch.full((count,), draft), torch.tensor([q[node]]).log(),
             torch.zeros(count, dtype=torch.int64), None,
         )  # fmt: skip
-        accepted, left = reference.judge(*plain(logits), *held)
+        accepted, left = JUDGE(*plain(logits), *held)
         assert accepted.double().mean() == pytest.approx(chance, abs=0.01)
         assert left[0, draft] == pytest.approx(0 if node == 0 else 0.2)
-        tokens = rejection_sample_cpu.rejection_sample(*plain(logits), *held)
+        tokens = BOTH[1](*plain(logits), *held)
         assert torch.equal(tokens, torch.where(accepted, draft, 1 - draft))
 
 
@@ -58,7 +59,6 @@ def test_tokens_are_those_of_plain_python(rule: Rule, vocab: int, draft_vocab: i
         case = random_case(vocab + draft_vocab, 60, vocab, draft_vocab, draft_dtype=draft_dtype)
         assert rule(*case.arguments).tolist() == case.tokens
         drafts = case.arguments[7]
-        assert drafts is not None
         agreed = sum(a == b for a, b in zip(case.tokens, drafts.tolist(), strict=True))
         assert 0 < agreed < sum(d >= 0 for d in drafts.tolist())
 
@@ -77,9 +77,7 @@ def test_a_draft_that_the_filters_exclude_is_never_kept(rule: Rule) -> None:
     columns = plain(logits)
     columns[2] = torch.full((500,), 2, dtype=torch.int32)
     own = torch.tensor([[0.0, 0.0, 9.0]])
-    tokens = rule(
-        *columns, torch.full((500,), 2), own, torch.zeros(500, dtype=torch.int64), None
-    )
+    tokens = rule(*columns, torch.full((500,), 2), own, torch.zeros(500, dtype=torch.int64), None)
     assert set(tokens.tolist()) == {0, 1}
 
 
@@ -97,7 +95,7 @@ def test_unusable_laws_draw_from_the_target(rule: Rule) -> None:
 def test_unusable_logits_have_no_token() -> None:
     logits = torch.tensor([[0.0, math.nan], [math.inf, 0.0], [-math.inf, -math.inf], [0.0, 1.0]])
     own = torch.zeros(1, 2)
-    tokens = reference.rejection_sample(
+    tokens = BOTH[0](
         *plain(logits), torch.tensor([0, 1, 0, -1]), own, torch.zeros(4, dtype=torch.int64), None
     )
     assert tokens[:3].tolist() == [-1, -1, -1]
