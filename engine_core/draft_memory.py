@@ -30,7 +30,7 @@ from .model_config import ModelConfig
 _LAYER_KERNELS, _EXTEND_KERNELS, _CHAIN_KERNELS, _TREE_KERNELS = 10, 16, 6, 20
 # Where drafts are drawn: a draft's own, and what acceptance has once.
 _DRAWN_KERNELS, _JUDGED_KERNELS = 10, 24
-_LAWS = 6  # float64 of a node and token that a CPU's acceptance has at a time
+_LAWS = 5  # float32 of a node and token that a CPU's acceptance has at a time
 
 
 class DraftParts(NamedTuple):
@@ -142,4 +142,4 @@ def _drawn_bytes(
     drafts, known = rows * draft.shape.steps, draft.config.draft_vocab_size
     if on_cuda:
         return drafts * known * item + rows * known * 4  # a level's in float32
-    return drafts * known * 4 + drafts * target.vocab_size * 8 * _LAWS
+    return drafts * known * 4 + drafts * target.vocab_size * 4 * _LAWS

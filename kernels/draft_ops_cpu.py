@@ -152,18 +152,21 @@ def draw_drafts(
 ) -> None:
     """A token of each of N rows, drawn where ``sampled``; see the reference."""
     values = logits if logits.dtype == torch.float32 else logits.float()
-    # An unusable row's likeliest counts as id 0, and so does its draw.
-    greedy_argmax_cpu.greedy_tokens(values.numpy(), None, tokens.numpy())
-    drawn = sampled & (values < torch.inf).all(dim=1) & (values > -torch.inf).any(dim=1)
-    if drawn.any():
-        tokens[drawn, 0] = draw_unfiltered(
-            values[drawn],
-            temperatures[drawn].clamp(min=LEAST_HEAT),
-            seeds[drawn] ^ DRAFT,
-            positions[drawn],
-        )
-    if token_ids is not None:
-        tokens.copy_(token_ids[tokens])
+    best = np.empty(len(values), dtype=np.int64)
+    greedy_argmax_cpu.greedy_argmax(values.numpy(), best)
+    ids, drawn = torch.from_numpy(best), sampled
+    infinite = ids < 0
+    if infinite.any():
+        part = values[infinite]
+        drawn = sampled.clone()
+        drawn[infinite] &= (part < torch.inf).all(dim=1) & (part > -torch.inf).any(dim=1)
+        ids[infinite] = 0
+    heat, keys = temperatures.clamp(min=LEAST_HEAT), seeds ^ DRAFT
+    if drawn.all():
+        ids = draw_unfiltered(values, heat, keys, positions)
+    elif drawn.any():
+        ids[drawn] = draw_unfiltered(values[drawn], heat[drawn], keys[drawn], positions[drawn])
+    tokens[:, 0] = ids if token_ids is None else token_ids[ids]
 
 
 def write_chains(

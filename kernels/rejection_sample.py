@@ -1,7 +1,5 @@
 """Rejection sampling along chains: the target's token at each node, the torch reference."""
 
-from typing import NamedTuple
-
 import torch
 
 from .coupled_sample import kept_tokens
@@ -9,15 +7,6 @@ from .noise_streams import ACCEPT, RESIDUAL
 from .philox import philox_words
 
 LEAST_HEAT = 1e-5  # drafts are drawn at this temperature or above
-
-
-class Verdicts(NamedTuple):
-    """Of M nodes: ``accepted`` bool[M], whether the draft is the node's token; ``left`` float64[M,
-    V], what the node's token is drawn from otherwise (weights, not normalised).
-    """
-
-    accepted: torch.Tensor
-    left: torch.Tensor
 
 
 def rejection_sample(
@@ -48,10 +37,12 @@ def rejection_sample(
     draft draws from p with ``coupled_sample``'s noise, and so its token. The noise of u and of the
     draw are streams of their own. Rows of logits with a NaN or +inf, or nothing but -inf, get -1.
     """
-    accepted, left = judge(
-        logits, temperatures, top_ks, top_ps, min_ps, seeds, positions, drafts, draft_logits,
-        draft_rows, draft_ids,
-    )  # fmt: skip
+    p = target_law(logits, temperatures, top_ks, top_ps, min_ps, torch.float64)
+    accepted, left, held = torch.zeros_like(drafts, dtype=torch.bool), p.clone(), drafts >= 0
+    if held.any():
+        q = draft_law(draft_logits[draft_rows[held]], temperatures[held], torch.float64)
+        accepted[held] = accept(p[held], q, drafts[held], draft_ids, seeds[held], positions[held])
+        left[held] = left_over(p[held], q, draft_ids)
     own = torch.where(drafts >= 0, seeds ^ RESIDUAL, seeds)
     uniform = (philox_words(own, positions, logits.shape[1]).double() + 0.5) * 2.0**-32
     drawn = (torch.log(left) - torch.log(-torch.log(uniform))).argmax(dim=1)
@@ -59,62 +50,57 @@ def rejection_sample(
     return torch.where(usable, torch.where(accepted, drafts, drawn), -1)
 
 
-def judge(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor,
-    top_ps: torch.Tensor,
-    min_ps: torch.Tensor,
+def accept(
+    p: torch.Tensor,
+    q: torch.Tensor,
+    drafts: torch.Tensor,
+    draft_ids: torch.Tensor | None,
     seeds: torch.Tensor,
     positions: torch.Tensor,
-    drafts: torch.Tensor,
-    draft_logits: torch.Tensor,
-    draft_rows: torch.Tensor,
-    draft_ids: torch.Tensor | None,
-) -> Verdicts:
-    """Hold M drafts against their nodes' laws; arguments as above. Unusable rows have no weight."""
-    p = _target_law(logits, temperatures, top_ks, top_ps, min_ps)
-    drafted = drafts >= 0
-    q = torch.zeros_like(p)
-    if drafted.any():
-        q[drafted] = _draft_law(
-            draft_logits[draft_rows[drafted]], temperatures[drafted], draft_ids, p.shape[1]
-        )
-    at = drafts.clamp(min=0)[:, None]
-    p_d, q_d = p.gather(1, at)[:, 0], q.gather(1, at)[:, 0]
-    words = philox_words(seeds ^ ACCEPT, positions, 1)[:, 0]
-    u = (words.double() + 0.5) * 2.0**-32
-    accepted = drafted & (q_d > 0) & (u * q_d < p_d)
+) -> torch.Tensor:
+    """bool[M]: whether each draft is its node's token; p [M, V] and q [M, Vd] are the laws."""
+    columns = drafts if draft_ids is None else draft_ids[drafts].long()
+    p_d = p.gather(1, drafts[:, None])[:, 0].double()
+    q_d = q.gather(1, columns.clamp(min=0)[:, None])[:, 0].double()
+    u = (philox_words(seeds ^ ACCEPT, positions, 1)[:, 0].double() + 0.5) * 2.0**-32
+    return (columns >= 0) & (q_d > 0) & (u * q_d < p_d)
+
+
+def left_over(p: torch.Tensor, q: torch.Tensor, draft_ids: torch.Tensor | None) -> torch.Tensor:
+    """[M, V]: max(p - q, 0), not normalised; p where nothing is left."""
+    if draft_ids is not None:
+        q = torch.where(draft_ids >= 0, q[:, draft_ids.clamp(min=0).long()], 0)
     left = (p - q).clamp_(min=0)
-    return Verdicts(accepted, torch.where((left > 0).any(dim=1, keepdim=True), left, p))
+    return torch.where((left > 0).any(dim=1, keepdim=True), left, p)
 
 
-def _target_law(
+def target_law(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
     top_ks: torch.Tensor,
     top_ps: torch.Tensor,
     min_ps: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """float64[M, V]: the probabilities after the filters; 0 in unusable rows."""
-    scaled = logits.double() / temperatures.double()[:, None]
-    top = scaled.amax(dim=1, keepdim=True)
-    weights = torch.exp(scaled - top)
+    """[M, V] of ``dtype``: the probabilities after the filters; 0 in unusable rows."""
+    law = _softmax(logits, temperatures, dtype)
     filtered = (top_ks > 0) | (top_ps < 1) | (min_ps > 0)
     if filtered.any():
-        kept = kept_tokens(scaled[filtered], top_ks[filtered], top_ps[filtered], min_ps[filtered])
-        weights[filtered] = torch.where(kept, weights[filtered], 0)
-    law = weights / weights.sum(dim=1, keepdim=True)
-    return torch.where(torch.isfinite(top) & ~logits.isnan().any(dim=1, keepdim=True), law, 0)
+        scaled = logits[filtered].double() / temperatures[filtered].double()[:, None]
+        kept = kept_tokens(scaled, top_ks[filtered], top_ps[filtered], min_ps[filtered])
+        part = torch.where(kept, law[filtered], 0)
+        law[filtered] = part / part.sum(dim=1, keepdim=True).clamp_(min=1e-30)
+    return law
 
 
-def _draft_law(
-    logits: torch.Tensor, temperatures: torch.Tensor, draft_ids: torch.Tensor | None, vocab: int
-) -> torch.Tensor:
-    """float64[M, V]: what drafts are drawn from, over the target's tokens; 0 in unusable rows."""
-    heat = temperatures.double().clamp(min=LEAST_HEAT)[:, None]
-    law = torch.softmax(logits.double() / heat, dim=1)
-    law = torch.where(law.isnan().any(dim=1, keepdim=True), 0, law)
-    if draft_ids is None:
-        return law
-    return torch.where(draft_ids >= 0, law[:, draft_ids.clamp(min=0).long()], 0)
+def draft_law(logits: torch.Tensor, temperatures: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[M, Vd] of ``dtype``: what drafts of logits [M, Vd] are drawn from; 0 in unusable rows."""
+    return _softmax(logits, temperatures.clamp(min=LEAST_HEAT), dtype)
+
+
+def _softmax(logits: torch.Tensor, temperatures: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    law = torch.softmax(logits.to(dtype) / temperatures.to(dtype)[:, None], dim=1)
+    spoilt = law[:, 0].isnan()  # one NaN or +inf spoils all of a row
+    if spoilt.any():
+        law[spoilt] = 0
+    return law

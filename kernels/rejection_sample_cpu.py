@@ -4,7 +4,7 @@ import torch
 
 from .coupled_sample_cpu import coupled_sample
 from .noise_streams import RESIDUAL
-from .rejection_sample import judge
+from .rejection_sample import accept, draft_law, left_over, target_law
 
 
 def rejection_sample(
@@ -31,20 +31,21 @@ def rejection_sample(
         )  # fmt: skip
     if not drafted.any():
         return tokens
-    accepted, left = judge(
-        logits[drafted], temperatures[drafted], top_ks[drafted], top_ps[drafted], min_ps[drafted],
-        seeds[drafted], positions[drafted], drafts[drafted], draft_logits, draft_rows[drafted],
-        draft_ids,
+    seeds, positions = seeds[drafted], positions[drafted]
+    temperatures = temperatures[drafted]
+    p = target_law(
+        logits[drafted], temperatures, top_ks[drafted], top_ps[drafted], min_ps[drafted],
+        torch.float32,
     )  # fmt: skip
-    tokens[drafted] = drafts[drafted]
-    rejected = drafted.nonzero()[~accepted, 0]
-    if len(rejected):
-        tokens[rejected] = draw_unfiltered(
-            torch.log(left[~accepted]).float(),
-            torch.ones_like(temperatures[rejected]),
-            seeds[rejected] ^ RESIDUAL,
-            positions[rejected],
+    q = draft_law(draft_logits[draft_rows[drafted]], temperatures, torch.float32)
+    chosen = drafts[drafted]
+    rest = ~accept(p, q, chosen, draft_ids, seeds, positions)
+    if rest.any():
+        left = left_over(p[rest], q[rest], draft_ids)
+        chosen[rest] = draw_unfiltered(
+            left.log_(), torch.ones(len(left)), seeds[rest] ^ RESIDUAL, positions[rest]
         )
+    tokens[drafted] = chosen
     return tokens
 
 

@@ -11,7 +11,6 @@ from outrider.engine.speculative.draft_law import DraftDraw, DraftLaw
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
 from outrider.kernels import draft_ops_cpu, rejection_sample_cpu
 from outrider.kernels.noise_streams import ACCEPT, RESIDUAL
-from outrider.kernels.rejection_sample import Verdicts, judge
 
 from ..reference import sampling_ref as ref
 from .draft_checkpoints import write_eagle, write_eagle3, write_standalone
@@ -107,16 +106,14 @@ def shifted(draw: DraftDraw) -> DraftLaw:
 true_law = DraftDraw.law
 
 
-def unreduced(*arguments: torch.Tensor) -> Verdicts:
+def unreduced(p: torch.Tensor, q: torch.Tensor, draft_ids: torch.Tensor | None) -> torch.Tensor:
     """What a rejected token's place is filled from: p as it is."""
-    logits, temperatures = arguments[:2]
-    p = torch.softmax(logits.double() / temperatures.double()[:, None], dim=1)
-    return judge(*arguments)._replace(left=p)
+    return p
 
 
 FAULTS = {
     "q of the next token": (DraftDraw, "law", shifted),
-    "residual not subtracted": (rejection_sample_cpu, "judge", unreduced),
+    "residual not subtracted": (rejection_sample_cpu, "left_over", unreduced),
     "drafts drawn with the noise of acceptance": (draft_ops_cpu, "DRAFT", ACCEPT),
     "drafts drawn with the noise of the residual": (draft_ops_cpu, "DRAFT", RESIDUAL),
 }
