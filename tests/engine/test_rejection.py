@@ -1,7 +1,5 @@
 """Rejection sampling beside what it must leave alone: greedy rows, rows without drafts, seeds."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -21,7 +19,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 def requests(drafted: bool = True) -> list[GenerateRequest]:
-    """Greedy ones (even), and sampled ones with filters and penalties, prompts of a chunk or two."""
+    """Greedy ones (even), and sampled ones with filters and penalties."""
     out = []
     for i in range(8):
         prompt = [(3 * j * j + i * 5 + j) % VOCAB for j in range(2 + 7 * i)]
