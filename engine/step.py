@@ -70,15 +70,20 @@ class StepRunner:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
         drafter = make_drafter(config, self.state.page_table, self._model, self._kv, draft)
         if drafter is not None:
-            self.draft_with(drafter, config.ragged)
+            self.draft_with(
+                drafter, config.ragged, config.engine.speculative_use_rejection_sampling
+            )
         return drafter
 
-    def draft_with(self, drafter: DeviceDrafter, ragged: RaggedVerify | None = None) -> None:
+    def draft_with(
+        self, drafter: DeviceDrafter, ragged: RaggedVerify | None = None, drawn: bool = False
+    ) -> None:
         """Let ``drafter`` fill the verify rows of steps that are not late-bound.
 
-        ``ragged``: which of its drafts are verified; None for all.
+        ``ragged``: which of its drafts are verified; None for all. ``drawn``: sampled rows draw
+        their drafts, which rejection sampling accepts.
         """
-        self._drafts = StepDrafts(drafter, self.state, ragged)
+        self._drafts = StepDrafts(drafter, self.state, ragged, drawn)
 
     def reset(self) -> None:
         """Forget every slot; only while idle."""
@@ -172,9 +177,13 @@ class StepRunner:
         logits = self._logits(drafted.batch, hidden)
         slots, rows = drafted.slots, len(drafted.slots)
         node_cu = buffers.node_cu[: rows + 1]
+        held = None
+        if self._drafts is not None:
+            held = self._drafts.held(plan, drafts, drafted.batch, node_cu)
         targets = choose_targets(
-            logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts
-        )
+            logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts,
+            held,
+        )  # fmt: skip
         most = None if self._drafts is None else self._drafts.most
         total, scattered = decide(targets, slots, drafted.branches, buffers, self._simulated, most)
         if self._share is not None:

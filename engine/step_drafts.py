@@ -13,20 +13,32 @@ from .draft_buffers import DraftBuffers
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .ragged_rows import RaggedRows
+from .sampling.features import Feature
+from .sampling.node_drafts import NodeDrafts, node_drafts
 from .speculative.device_drafter import DeviceDrafter, DraftRows, SurvivalDrafter, Verdict
+from .speculative.draft_law import DraftLaw, DraftNoise
 from .step_buffers import StepBuffers
 
 
 class StepDrafts:
-    """Lets ``drafter`` see rows that may have drafts alone, and steps only what it proposed."""
+    """Lets ``drafter`` see rows that may have drafts alone, and steps only what it proposed.
+
+    ``ragged``: which of its drafts are verified; None for all. ``drawn``: sampled rows draw their
+    drafts.
+    """
 
     def __init__(
-        self, drafter: DeviceDrafter, state: FutureMap, ragged: RaggedVerify | None = None
+        self,
+        drafter: DeviceDrafter,
+        state: FutureMap,
+        ragged: RaggedVerify | None = None,
+        drawn: bool = False,
     ) -> None:
-        """``ragged``: which of its drafts are verified; None for all."""
         self.drafter = drafter
         planned = ragged is not None and ragged.planned
         self._ragged = RaggedRows(ragged) if ragged is not None and planned else None
+        self._drawn = drawn
+        self._law: DraftLaw | None = None
         # Of the latest step: see StepResult, and the tokens that rows int32[R] emit at most.
         self.confidence = b""
         self.most: I32 | None = None
@@ -47,6 +59,7 @@ class StepDrafts:
         """Drafts of a step's verify rows; None where no row may have any."""
         self.confidence, self.most = b"", None
         buffers, kinds, q_caps = self._buffers, u8(plan.kinds), i32(plan.q_caps)
+        self._law = None
         buffers.reserve_rows(len(kinds))
         rows = ask(i32(plan.slots), kinds, q_caps, buffers.slots, buffers.caps, buffers.cu_q)
         if plan.accept_caps:
@@ -56,7 +69,9 @@ class StepDrafts:
         if not rows:
             return None
         drafts = buffers.rows(rows, self._state.seq_lens)
-        self.drafter.propose(drafts)
+        if self._drawn:
+            drafts = drafts._replace(noise=self._noise(buffers.slots[:rows]))
+        self._law = self.drafter.propose(drafts)
         if self._ragged is not None:
             self._cut(self._ragged, plan, drafts)
         tokens, parents = buffers.tokens, buffers.parents
@@ -82,6 +97,33 @@ class StepDrafts:
         drafting = (u8(plan.kinds) == RowKind.VERIFY) & (i32(plan.q_caps) > 1)
         self.most = np.ones(len(drafting), dtype=np.int32)
         self.most[drafting] = cut.lens.numpy()
+
+    def _noise(self, slots: I32) -> DraftNoise | None:
+        table = self._state.sampling
+        if not (table.features[slots] & int(Feature.SAMPLED)).any():
+            return None
+        return DraftNoise(table.temperatures, table.seeds, table.sampled)
+
+    def held(
+        self, plan: StepPlan, drafts: HostDrafts | None, batch: ForwardBatch, node_cu: I32
+    ) -> NodeDrafts | None:
+        """The drafts that the step's nodes are held against, where they were drawn.
+
+        ``node_cu`` int32[R + 1].
+        """
+        if self._law is None or drafts is None:
+            return None
+        asked = (u8(plan.kinds) == RowKind.VERIFY) & (i32(plan.q_caps) > 1)
+        row_of_node = np.repeat(np.arange(len(asked)), np.diff(node_cu))
+        return node_drafts(
+            self._law,
+            batch.logits_index,
+            torch.from_numpy(row_of_node),
+            batch.cu_q,
+            torch.from_numpy(i32(drafts.counts).copy()),
+            torch.from_numpy(np.cumsum(asked) - 1),
+            batch.input_ids,
+        )
 
     def align(
         self,

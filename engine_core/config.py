@@ -190,6 +190,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "if unset"
         ),
     ] = None
+    speculative_use_rejection_sampling: Annotated[
+        bool,
+        Doc(
+            description="sampled requests draw a draft model's drafts at their temperature, and "
+            "each is accepted by what both models give it: more are than by the coupled rule, but "
+            "a seed gives the same tokens only with the same draft, drafted lengths and flags; "
+            "chains (topk 1) of STANDALONE, EAGLE and EAGLE3"
+        ),
+    ] = False
     speculative_length_policy: Annotated[
         Literal["auto", "fixed"],
         Doc(description="auto: draft only where measured times say it pays; fixed: always"),

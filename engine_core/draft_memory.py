@@ -32,6 +32,9 @@ _LAYER_KERNELS, _EXTEND_KERNELS, _CHAIN_KERNELS, _TREE_KERNELS = 10, 16, 6, 20
 # Of a block draft: layout, input, head and injection (two for each layer), and for each token what
 # the Markov head adds.
 _BLOCK_KERNELS, _MARKOV_KERNELS = 16, 6
+# Where drafts are drawn: a draft's own, and what acceptance has once.
+_DRAWN_KERNELS, _JUDGED_KERNELS = 10, 24
+_LAWS = 5  # float32 of a node and token that a CPU's acceptance has at a time
 
 
 class DraftParts(NamedTuple):
@@ -60,6 +63,7 @@ def draft_parts(
     own = activation_bytes(_as_decoder(draft), _draft_size(draft, size, rows), item, on_cuda)
     beyond = max(0, own - activation_bytes(target, size, item, on_cuda))
     extra = (2 if on_cuda else 1) * _extra_bytes(draft, size, rows, item)
+    extra += _drawn_bytes(config, draft, target, rows, item, on_cuda)
     records = _record_bytes(config, draft) if on_cuda and not config.disable_cuda_graph else 0
     return DraftParts(
         activation_bytes=beyond + extra,
@@ -74,7 +78,8 @@ def _pool_bytes(config: EngineConfig, draft: DraftSource, target: ModelConfig, i
     size = graph_size(config, draft.shape.num_draft_tokens)
     own = step_bytes(_as_decoder(draft), _draft_size(draft, size, rows), item)
     beyond = max(0, own - step_bytes(target, size, item))
-    return beyond + _extra_bytes(draft, size, rows, item)
+    drawn = _drawn_bytes(config, draft, target, graph_rows(config), item, on_cuda=True)
+    return beyond + _extra_bytes(draft, size, rows, item) + drawn
 
 
 def _record_bytes(config: EngineConfig, draft: DraftSource) -> int:
@@ -91,17 +96,21 @@ def _record_bytes(config: EngineConfig, draft: DraftSource) -> int:
     passes = draft.shape.steps - (draft.config.algorithm != "STANDALONE")
     each = _CHAIN_KERNELS if draft.shape.topk == 1 else _TREE_KERNELS
     kernels = layers + _EXTEND_KERNELS + passes * (layers + each)
+    if config.speculative_use_rejection_sampling:
+        kernels += draft.shape.steps * _DRAWN_KERNELS + _JUDGED_KERNELS
     return record_bytes(config, kernels, draft.shape.num_draft_tokens)
 
 
 def _state_bytes(config: EngineConfig, draft: DraftSource, context: int, item: int) -> int:
     """The rotary table of the draft, and by slot what its drafter keeps: the newest token, or
-    level 1, its recurrent hidden state and the prompt."""
+    level 1 (where drafts are drawn, its head's input), its recurrent hidden state and the prompt.
+    """
     model = draft.config.model
     slot = 8
     if draft.config.algorithm != "STANDALONE" and draft.config.block is None:
         pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
         slot = 4 * pages * config.page_size + model.hidden_size * item + 12 * draft.shape.topk
+        slot += model.hidden_size * item * config.speculative_use_rejection_sampling
     return slots(config) * slot + rotary_bytes(model)
 
 
@@ -149,3 +158,20 @@ def _injected_bytes(
     if block.markov is not None:
         total += rows * (model.vocab_size + 3 * (block.drafts + 2) * block.markov.rank) * item
     return total
+
+
+def _drawn_bytes(
+    config: EngineConfig,
+    draft: DraftSource,
+    target: ModelConfig,
+    rows: int,
+    item: int,
+    on_cuda: bool,
+) -> int:
+    """Where drafts are drawn, the logits that they came from, kept until acceptance."""
+    if not config.speculative_use_rejection_sampling:
+        return 0
+    drafts, known = rows * draft.shape.steps, draft.config.draft_vocab_size
+    if on_cuda:
+        return drafts * known * item + rows * known * 4  # a level's in float32
+    return drafts * known * 4 + drafts * target.vocab_size * 4 * _LAWS

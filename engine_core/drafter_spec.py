@@ -30,9 +30,10 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     drafts on the device, inside the step. ``implementation``: ``module:attribute`` of a function
     ``make(config: EngineConfig, spec: DrafterSpec) -> HostDrafter``, or on the device
     ``make(context: DrafterContext) -> DeviceDrafter``, imported by the process that runs the
-    drafter. ``fills``: with a host drafter, the implementation of one on the device that drafts
-    for the rows that the host has nothing for; empty: there is none. ``shifts_tokens``: its KV of
-    a position depends on the next token too, so what the prefix cache has of a prompt's last
+    drafter. ``gives_q``: on the device it can draw its drafts and tell from what, which rejection
+    sampling needs. ``fills``: with a host drafter, the implementation of one on the device that
+    drafts for the rows that the host has nothing for; empty: there is none. ``shifts_tokens``: its
+    KV of a position depends on the next token too, so what the prefix cache has of a prompt's last
     position was made for another prompt. ``default_num_draft_tokens``: of drafters without a model
     (:mod:`.spec_shape` has the others').
     """
@@ -93,6 +94,7 @@ _EAGLE = DrafterSpec(
     name="EAGLE",
     implementation="outrider.engine.speculative.eagle_drafter:make",
     tree=True,
+    gives_q=True,
     draft_kv=DraftKV.SHARED_SLOTS,
     shifts_tokens=True,
 )
@@ -107,6 +109,7 @@ BUILT_IN: dict[str, DrafterSpec] = {
         name="STANDALONE",
         implementation="outrider.engine.speculative.standalone_drafter:make",
         tree=True,
+        gives_q=True,
         draft_kv=DraftKV.SHARED_SLOTS,
     ),
     "EAGLE": _EAGLE,
@@ -224,8 +227,12 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
         return _refuse(
             f"{origin} declares shifts_tokens, which is about a draft's own KV; leave it out", 501
         )
-    if spec.gives_q:
-        return _refuse(f"{origin} declares gives_q, which nothing uses yet; leave it out", 501)
+    if spec.gives_q and spec.host:
+        return _refuse(
+            f"{origin} declares gives_q and host; drafts are drawn on the device alone: leave one "
+            "out",
+            501,
+        )
     if spec.gives_survival and (spec.host or spec.tree):
         return _refuse(
             f"{origin} declares gives_survival, which is of chains that are drafted on the device; "

@@ -75,7 +75,19 @@ def resolve_shape(
         return shape
     if shape is None:
         shape = own if own is not None else _table(algorithm, architecture)
-    return refuse_simulation(config, shape.steps + 1) or shape
+    refused = refuse_drawn_tree(config, shape)
+    return refused or refuse_simulation(config, shape.steps + 1) or shape
+
+
+def refuse_drawn_tree(config: "EngineConfig", shape: SpecShape) -> Refused | None:
+    """Rejection sampling of drafts that branch."""
+    if not config.speculative_use_rejection_sampling or shape.topk == 1:
+        return None
+    return Refused(
+        "speculative_use_rejection_sampling",
+        f"is for chains, and topk is {shape.topk}; set --speculative-num-steps and "
+        "--speculative-eagle-topk 1, or leave it out",
+    )
 
 
 def refuse_shape(shape: SpecShape) -> Refused | None:

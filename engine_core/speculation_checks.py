@@ -15,7 +15,7 @@ from .drafter_spec import (
 )
 from .ragged_verify import refuse_ragged
 from .refusal import Refused
-from .spec_shape import given_shape, refuse_simulation
+from .spec_shape import given_shape, refuse_drawn_tree, refuse_simulation
 
 if TYPE_CHECKING:
     from .config import EngineConfig
@@ -65,6 +65,10 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
     refused = refuse_ragged(config, sourced)
     if refused is not None:
         return refused
+    if config.speculative_use_rejection_sampling:
+        refused = _refuse_rejection(spec)
+        if refused is not None:
+            return refused
     given = config.speculative_num_draft_tokens
     width = spec.default_num_draft_tokens if given is None else given
     if not MIN_DRAFT_TOKENS <= width <= MAX_DRAFT_TOKENS:
@@ -126,7 +130,22 @@ def _refuse_draft_model(config: "EngineConfig", spec: DrafterSpec) -> Refused | 
         return refuse_simulation(config, MAX_DRAFT_TOKENS)
     if isinstance(shape, Refused):
         return shape
-    return refuse_simulation(config, shape.steps + 1)
+    return refuse_drawn_tree(config, shape) or refuse_simulation(config, shape.steps + 1)
+
+
+def _refuse_rejection(spec: DrafterSpec) -> Refused | None:
+    """Drafts that were not drawn, or of which nobody knows how."""
+    field = "speculative_use_rejection_sampling"
+    if not spec.gives_q:
+        return Refused(
+            field,
+            f"needs drafts that were drawn with a known probability; {spec.name} has none; leave "
+            "it out: without it sampled drafts are accepted by the coupled rule, which keeps the "
+            "target's distribution too",
+        )
+    if spec.tree and not spec.has_model:
+        return Refused(field, f"is for chains, and {spec.name} drafts trees; leave it out")
+    return None
 
 
 def _changed(config: "EngineConfig", prefix: str) -> list[str]:

@@ -5,7 +5,6 @@ from typing import NamedTuple, cast
 import torch
 
 from ...engine_core.plan import StepPlan
-from ...kernels.coupled_sample_gpu import coupled_sample
 from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
@@ -18,9 +17,11 @@ from ..forward_batch import ForwardBatch, RowGroup
 from ..kv_pool import KVPool, copy_pages
 from ..models import GpuModel
 from ..speculative.device_drafter import DeviceDrafter, DraftRows, SurvivalDrafter, Verdict
+from ..speculative.draft_law import DraftNoise
 from ..speculative.simulate import SimulatedAcceptance
 from ..speculative.target_features import run_target
 from .ragged_step import Cut, RaggedStep
+from .sampled_targets import Drawn, sample_targets
 from .staging import StagingViews
 from .state import DeviceState
 
@@ -78,7 +79,8 @@ class DeviceStep:
     ``accept_length``: force this mean accept length (for timing alone). ``ranks``: those that share
     the model, if there are several. The leading one alone ``decides`` targets and accept lengths;
     all of them draft and lay batches out, from state on which they agree. ``pools``: the KV pools
-    that share the target's page numbers.
+    that share the target's page numbers. ``draws``: sampled rows draw their drafts, which rejection
+    sampling accepts.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class DeviceStep:
         self.pools: tuple[KVPool, ...] = (kv,)
         self.drafter = drafter
         self.ragged: RaggedStep | None = None
+        self.draws = False
         self._ranks = ranks
         self.decides = ranks is None or ranks.leads
         self._pdl = launches_dependents(kv.data.device)
@@ -150,31 +153,39 @@ class DeviceStep:
     def run(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> Choice:
         """D, F and A, into ``out`` (see ``new_output``)."""
         self.state.apply(staging)
-        staging, most = self._draft(staging, shape, out)
+        output = self.split_output(out, len(staging.slots), shape.width)
+        drawn = self._propose(staging, output, shape.sampled)
+        staging, most = self._cut(staging, shape, output)
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
         hidden, features = run_target(self._model, batch, self._kv, self.drafter)
         if self.decides:
-            logits, targets = self._target(hidden, batch, staging, shape)
+            logits, targets = self._target(hidden, batch, staging, shape, drawn)
         else:
             logits, targets = hidden.new_empty(0, 0), batch.positions.new_empty(0)
         path = self._accept(staging, shape, batch, targets, starts, out, features, most)
         return Choice(batch, logits, targets, path)
 
     def _target(
-        self, hidden: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape
+        self,
+        hidden: torch.Tensor,
+        batch: ForwardBatch,
+        staging: StagingViews,
+        shape: StepShape,
+        drawn: Drawn | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, V] (not edited) and targets int64[N], from hidden states [T, H]."""
         if shape.nodes is not None:
             hidden = hidden.index_select(0, batch.logits_index)
         logits = self._model.raw_logits(hidden)
         edited = self._edit(logits, batch, staging, shape) if shape.edits else logits
-        return logits, self._choose(edited, batch, shape)
+        if not shape.sampled:
+            return logits, greedy_argmax(edited, pdl=self._pdl)
+        sampling, all_nodes = self.state.sampling, shape.nodes is None
+        return logits, sample_targets(edited, batch, all_nodes, sampling, drawn, self._pdl)
 
-    def _draft(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> Cut:
-        """Segment D up to the drafts that are verified."""
-        output = self.split_output(out, len(staging.slots), shape.width)
-        self._propose(staging, output)
+    def _cut(self, staging: StagingViews, shape: StepShape, output: StepOutput) -> Cut:
+        """What is verified of what was drafted."""
         if self.ragged is None or not self.drafts(shape.width):
             return Cut(staging, None)
         logits: torch.Tensor | None = None
@@ -182,11 +193,15 @@ class DeviceStep:
             logits = cast(SurvivalDrafter, self.drafter).confidence
         return self.ragged.cut(staging, output, logits, shape.verified)
 
-    def _propose(self, staging: StagingViews, output: StepOutput) -> None:
+    def _propose(self, staging: StagingViews, output: StepOutput, sampled: bool) -> Drawn | None:
         """Segment D of a drafter on the device: the drafts that the host left open."""
         if self.drafter is None or output.proposed is None or output.depths is None:
-            return
-        self.drafter.propose(
+            return None
+        noise: DraftNoise | None = None
+        if self.draws and sampled:
+            table = self.state.sampling
+            noise = DraftNoise(table.temperatures, table.seeds, table.sampled)
+        law = self.drafter.propose(
             DraftRows(
                 staging.slots,
                 staging.cu_q,
@@ -196,8 +211,10 @@ class DeviceStep:
                 staging.parents,
                 output.proposed,
                 output.depths,
+                noise,
             )
         )
+        return None if law is None else Drawn(law, output.proposed)
 
     def _lay_out(
         self, staging: StagingViews, shape: StepShape, starts: torch.Tensor
@@ -266,29 +283,6 @@ class DeviceStep:
             edits.list_ids,
             edits.list_values,
             width=shape.width,
-        )
-
-    def _choose(self, logits: torch.Tensor, batch: ForwardBatch, shape: StepShape) -> torch.Tensor:
-        if not shape.sampled:
-            return greedy_argmax(logits, pdl=self._pdl)
-        assert batch.slots is not None, "batches of the device have slots"
-        table = self.state.sampling
-        token = torch.arange(len(batch.input_ids), device=logits.device, dtype=torch.int32)
-        row = torch.searchsorted(batch.cu_q[1:], token, right=True)
-        slots = batch.slots.long()[row.clamp_(max=len(batch.slots) - 1)]
-        positions = batch.positions + 1
-        if shape.nodes is not None:
-            slots, positions = slots[batch.logits_index], positions[batch.logits_index]
-        return coupled_sample(
-            logits.float() if logits.dtype == torch.float16 else logits,
-            table.temperatures[slots],
-            table.top_ks[slots],
-            table.top_ps[slots],
-            table.min_ps[slots],
-            table.seeds[slots],
-            positions,
-            active=table.sampled[slots],
-            pdl=self._pdl,
         )
 
     def _accept(

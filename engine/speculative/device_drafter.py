@@ -12,6 +12,7 @@ from ..kv_pool import KVPool
 from ..models import Model
 from ..models.block_net import BlockNet
 from ..models.draft_net import DraftNet
+from .draft_law import DraftLaw, DraftNoise
 
 
 class LoadedDraft(NamedTuple):
@@ -67,7 +68,8 @@ class DraftRows(NamedTuple):
 
     ``slots`` int32[R]; ``cu_q`` int32[R + 1] offsets of the rows' T query tokens; ``caps``
     int32[R]: nodes to draft behind the row's first token, 0 for rows that are not the drafter's.
-    ``seq_lens`` int32[S]: the slots' state before the step.
+    ``seq_lens`` int32[S]: the slots' state before the step. ``noise``: drafts are drawn with it,
+    for rejection sampling; None where they are the likeliest tokens.
 
     To be written: ``tokens`` and ``parents`` int32[T] at those nodes (parents within the row, below
     their child; -1 and token 0 for padding, which is never accepted; padding comes last), and for
@@ -82,6 +84,7 @@ class DraftRows(NamedTuple):
     parents: torch.Tensor
     proposed: torch.Tensor
     depths: torch.Tensor
+    noise: DraftNoise | None = None
 
 
 class Verdict(NamedTuple):
@@ -125,8 +128,12 @@ class DeviceDrafter(Protocol):
     def enter(self, init: SlotInit) -> None:
         """A request enters a slot; called before its first step is enqueued."""
 
-    def propose(self, rows: DraftRows) -> None:
-        """Segment D: draft for the rows that have a cap. Not called for steps without any."""
+    def propose(self, rows: DraftRows) -> DraftLaw | None:
+        """Segment D: draft for the rows that have a cap. Not called for steps without any.
+
+        With ``rows.noise``, which only drafters see whose spec says ``gives_q``, it returns what
+        the drafts were drawn from; without, None.
+        """
 
     def align(self, verdict: Verdict) -> None:
         """Segment A: bring the slots' state to what every step accepted."""

@@ -19,6 +19,7 @@ class DraftOps(NamedTuple):
     chain_layout: Op
     tree_layout: Op
     top_candidates: Op
+    draw_drafts: Op
     write_chains: Op
     expand_tree: Op
     select_tree: Op
@@ -39,6 +40,7 @@ _CPU = DraftOps(
     draft_ops_cpu.chain_layout,
     draft_ops_cpu.tree_layout,
     draft_ops_cpu.top_candidates,
+    draft_ops_cpu.draw_drafts,
     draft_ops_cpu.write_chains,
     draft_ops_cpu.expand_tree,
     draft_ops_cpu.select_tree,

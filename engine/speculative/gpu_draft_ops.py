@@ -6,6 +6,7 @@ import torch
 
 from ...kernels.block_layout_gpu import block_layout, keep_newest
 from ...kernels.draft_candidates_gpu import top_candidates
+from ...kernels.draft_draw_gpu import draw_drafts
 from ...kernels.draft_extend_gpu import extend_inputs
 from ...kernels.draft_layout_gpu import chain_layout, tree_layout
 from ...kernels.draft_nodes_gpu import select_tree, write_chains
@@ -27,6 +28,7 @@ def gpu_draft_ops(device: torch.device) -> DraftOps:
         chain_layout=partial(chain_layout, pdl=pdl),
         tree_layout=partial(tree_layout, pdl=pdl),
         top_candidates=partial(top_candidates, arrived=arrived, pdl=pdl),
+        draw_drafts=partial(draw_drafts, pdl=pdl),
         write_chains=partial(write_chains, pdl=pdl),
         expand_tree=partial(expand_tree, pdl=pdl),
         select_tree=partial(select_tree, pdl=pdl),

@@ -25,6 +25,7 @@ from outrider.kernels import (
     inject_kv_gpu,
     markov_latent_gpu,
     paged_attention_gpu,
+    rejection_sample_gpu,
     rms_norm_gpu,
     verify_lens_gpu,
 )
@@ -133,6 +134,18 @@ def main() -> None:
     no_probs: dict[str, None] = {"probs_from": None, "probs_to": None}
     compile_one(draft_state_gpu._move, moved, TAKE=True, select=None, **no_probs, **sizes)
     compile_one(draft_state_gpu._move, moved, TAKE=False, **sizes)
+
+    judged = {
+        "h": "logits draft_logits",
+        "f": "temperatures top_ps min_ps maxima parts scores",
+        "l": "seeds positions sums totals states tokens drafts draft_rows cuts",
+        "i": "top_ks counts tie_counts accepted draft_ids ids_out ids_in",
+        "b": "active",
+    }
+    compile_one(rejection_sample_gpu._measure, judged, G=64, PDL=True)
+    compile_one(rejection_sample_gpu._draw_left, judged, S=16, G=64, PDL=True)
+    compile_one(rejection_sample_gpu._draw_left, judged, S=1, G=1, PDL=False, draft_ids=None)
+    compile_one(rejection_sample_gpu._pick_left, judged, S=16, PDL=True)
 
     norm = {"h": "x residual total weight out table", "l": "ids", "e": "eps"}
     sizes = {"WIDTH": 250, "BLOCK": 256, "PDL": True}

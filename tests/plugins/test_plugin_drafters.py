@@ -186,7 +186,7 @@ BROKEN_SPECS = [
     (SPEC.format("BROKEN", ", default_num_draft_tokens=1"), "must be 2 to 64"),
     (SPEC.format("BROKEN", ", draft_kv=DraftKV.SHARED_SLOTS"), "have a KV pool"),
     (SPEC.format("BROKEN", ", shifts_tokens=True"), "a draft's own KV"),
-    (SPEC.format("BROKEN", ", gives_q=True"), "nothing uses yet"),
+    (SPEC.format("BROKEN", ", gives_q=True"), "drawn on the device alone"),
     (SPEC.format("BROKEN", ", gives_survival=True"), "drafted on the device"),
 ]
 
