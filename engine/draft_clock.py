@@ -6,7 +6,6 @@ from ..engine_core.ids import RowKind
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .measure import DraftWork
-from .models.block_features import captured_width
 from .speculative.device_drafter import DeviceDrafter, DraftRows, LoadedModel, Verdict
 
 _LENGTH = 128  # tokens of a row before its drafts
@@ -15,7 +14,7 @@ _LENGTH = 128  # tokens of a row before its drafts
 def draft_work(drafter: DeviceDrafter, draft: LoadedModel, state: FutureMap) -> DraftWork:
     """What ``drafter`` does in steps of full drafts, all of which hold; only while idle."""
     config, drafts = draft.net.config, draft.shape.num_draft_tokens - 1
-    width = config.feature_size if config.block is None else captured_width(config)
+    width = config.feature_size
     lengths = torch.full_like(state.seq_lens, _LENGTH)
 
     def propose(rows: int) -> None:

@@ -20,6 +20,7 @@ from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model
 from ..engine_core.model_path import ModelNotFound, resolve_model
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.safetensors_header import HeaderError, tensor_dtypes
+from ..engine_core.sts_table import STS_FILE
 from ..engine_core.tensor_parallel import refuse_devices, shard_model
 from ..engine_core.worker import WorkerInfo
 from .agreement import Ranks
@@ -222,10 +223,16 @@ def _load_draft(
 
 
 def _resolved(config: EngineConfig, draft: DraftSource) -> EngineConfig:
-    """The configuration with the draft's shape; says on standard error what that changes."""
+    """The configuration with the draft's shape and the temperatures that come with its confidence
+    head; says on standard error what that changes.
+    """
     for note in draft.notes:
         print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
-    return config.with_shape(draft.shape)
+    config, sts = config.with_shape(draft.shape), draft.folder / STS_FILE
+    block, given = draft.config.block, config.speculative_dspark_confidence_sts_path
+    if block is not None and block.confidence and given is None and sts.is_file():
+        config = msgspec.structs.replace(config, speculative_dspark_confidence_sts_path=str(sts))
+    return config
 
 
 def _plan(

@@ -196,7 +196,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             description="sampled requests draw a draft model's drafts at their temperature, and "
             "each is accepted by what both models give it: more are than by the coupled rule, but "
             "a seed gives the same tokens only with the same draft, drafted lengths and flags; "
-            "chains (topk 1) of STANDALONE, EAGLE and EAGLE3"
+            "chains (topk 1) and blocks of draft models"
         ),
     ] = False
     speculative_length_policy: Annotated[
@@ -223,7 +223,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         Doc(
             description="STS table of temperatures of a drafter's confidence, one a draft "
-            "position, of `outrider profile sts`; all 1 if unset"
+            "position, of `outrider profile sts`; if unset the sts.json in the draft's folder, else "
+            "all 1"
         ),
     ] = None
     speculative_dspark_align_verify_tokens_to_graph_tier: Annotated[

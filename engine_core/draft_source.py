@@ -78,8 +78,9 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         if isinstance(shape, Refused):
             return shape
         notes = (*draft.notes, *block_notes(config, spec.name, draft.defaults, shape))
-        # Nothing plans by confidence yet: the head is not read.
-        block = msgspec.structs.replace(draft.block, drafts=shape.steps, confidence=False)
+        asked = config.speculative_ragged_verify_mode in ("compact", "cap-accept")
+        confidence = spec.gives_survival and asked
+        block = msgspec.structs.replace(draft.block, drafts=shape.steps, confidence=confidence)
         draft = msgspec.structs.replace(draft, block=block)
         dtype = target.torch_dtype
         return DraftSource(folder, draft, shape, load_format, stored, dtype, None, notes=notes)

@@ -101,6 +101,7 @@ _EAGLE = DrafterSpec(
 _BLOCK = DrafterSpec(
     name="DFLASH",
     implementation="outrider.engine.speculative.block_drafter:make",
+    gives_q=True,
     draft_kv=DraftKV.SHARED_SLOTS,
 )
 BUILT_IN: dict[str, DrafterSpec] = {
@@ -115,7 +116,7 @@ BUILT_IN: dict[str, DrafterSpec] = {
     "EAGLE": _EAGLE,
     "EAGLE3": msgspec.structs.replace(_EAGLE, name="EAGLE3"),
     "DFLASH": _BLOCK,
-    "DSPARK": msgspec.structs.replace(_BLOCK, name="DSPARK"),
+    "DSPARK": msgspec.structs.replace(_BLOCK, name="DSPARK", gives_survival=True),
 }
 
 # Names of algorithms that the project reserves; the ones without a spec are refused by name.

@@ -1,6 +1,6 @@
 """What the engine asks of a block draft's network."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -8,6 +8,9 @@ import torch
 from ...engine_core.draft_config import DraftConfig
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
+
+# Fills tokens int64[R] with draft ``level``, drawn from logits [R, V].
+Draw = Callable[[int, torch.Tensor, torch.Tensor], None]
 
 
 @runtime_checkable
@@ -36,7 +39,7 @@ class BlockNet(Protocol):
     ) -> None:
         """Write keys and values of T committed tokens from the target's features [T, W].
 
-        Those of `block_features.captured_layers`. ``positions``, ``kv_slots`` int64[T].
+        ``positions``, ``kv_slots`` int64[T].
         """
         ...
 
@@ -53,9 +56,16 @@ class BlockNet(Protocol):
         ...
 
     def choose(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, tokens: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        bonus: torch.Tensor,
+        tokens: torch.Tensor,
+        draw: Draw | None = None,
     ) -> torch.Tensor | None:
-        """Draft R blocks greedily: fill ``tokens`` int64[drafts, R]; of equal logits the lowest id.
+        """Draft R blocks: fill ``tokens`` int64[drafts, R].
+
+        Greedily, of equal logits the lowest id; or by ``draw``, which gets each draft's logits in
+        turn, with the Markov head's part.
 
         ``hidden`` [drafts, R, H]: of ``forward``'s answer the rows that propose, draft by draft;
         ``bonus`` int64[R]: the tokens that the blocks begin with. All three are contiguous. Returns

@@ -15,6 +15,7 @@ from ..gemm_timer import Layer
 from ..kv_pool import KVPool
 from .block_heads import confidence_logits
 from .block_masks import BlockMasks
+from .block_net import Draw
 from .block_weights import BlockWeights
 from .gpu_layers import GpuLayers
 from .gpu_markov import GpuMarkov
@@ -43,7 +44,7 @@ class GpuBlock:
         self._block = block_of(config)
         self._dtype = dtype
         self._parts = GpuLayers(config.model, dtype, device)
-        self._weights = block_weights_to(weights, config, dtype, device)
+        self._weights = block_weights_to(weights, dtype, device)
         self._masks = BlockMasks(config, self._block, device)
         self._embed, self._head = target.embedding, target.output_head
         layers = self._weights.layers
@@ -129,16 +130,23 @@ class GpuBlock:
 
     @torch.inference_mode()
     def choose(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, tokens: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        bonus: torch.Tensor,
+        tokens: torch.Tensor,
+        draw: Draw | None = None,
     ) -> torch.Tensor | None:
-        """Draft R blocks greedily: fill ``tokens`` int64[D, R] from ``hidden`` [D, R, H]."""
+        """Draft R blocks: fill ``tokens`` int64[D, R] from ``hidden`` [D, R, H]."""
         weights = self._weights
-        logits = self.logits(hidden.flatten(0, 1))
-        if self._markov is None:
-            draft_argmax(logits, None, tokens=tokens.view(-1), pdl=self._parts.pdl)
+        logits = self.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        if self._markov is not None:
+            self._markov.draft(hidden, logits, bonus, tokens, draw)
+        elif draw is None:
+            flat = logits.flatten(0, 1)
+            draft_argmax(flat, None, tokens=tokens.view(-1), pdl=self._parts.pdl)
         else:
-            base = logits.view(*hidden.shape[:2], -1)
-            self._markov.draft(hidden, base, bonus, tokens)
+            for level, chosen in enumerate(tokens):
+                draw(level, logits[level], chosen)
         if weights.confidence is None:
             return None
         w1 = read_before(weights, self._block)

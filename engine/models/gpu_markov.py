@@ -6,12 +6,13 @@ from ...kernels.embedding_gpu import embed
 from ...kernels.greedy_argmax_gpu import draft_argmax
 from ...kernels.markov_latent_gpu import gated_latent, rnn_latent
 from ..gemm_timer import Layer
+from .block_net import Draw
 from .block_weights import MarkovWeights
 from .gpu_layers import GpuLayers
 
 
 class GpuMarkov:
-    """As `block_heads.draft_greedily`; ``weights`` are changed.
+    """As `block_heads.draft_by_markov`; ``weights`` are changed.
 
     What a head takes of the hidden states is the same whichever tokens are chosen: one matmul over
     all drafts ahead of the loop, to whose answer each step adds its own part.
@@ -46,7 +47,12 @@ class GpuMarkov:
         return [("none", self._of_hidden), ("residual", self._of_token), *last]
 
     def draft(
-        self, hidden: torch.Tensor, logits: torch.Tensor, bonus: torch.Tensor, tokens: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        bonus: torch.Tensor,
+        tokens: torch.Tensor,
+        draw: Draw | None,
     ) -> None:
         """Fill ``tokens`` int64[D, R] from ``hidden`` [D, R, H] and ``logits`` [D, R, V].
 
@@ -73,5 +79,9 @@ class GpuMarkov:
                     latent = gated_latent(joint, latent, pdl=pdl)
                 else:
                     latent = rnn_latent(joint, taken[:, :rank], pdl=pdl)
-            draft_argmax(logits[step], linear.linear(latent, weights.w2), tokens=chosen, pdl=pdl)
+            addend = linear.linear(latent, weights.w2)
+            if draw is None:
+                draft_argmax(logits[step], addend, tokens=chosen, pdl=pdl)
+            else:
+                draw(step, addend.add_(logits[step]), chosen)
             before = chosen

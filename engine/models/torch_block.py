@@ -11,9 +11,9 @@ from ...kernels.rms_norm import rms_norm
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
-from .block_features import fold_fc
-from .block_heads import confidence_logits, draft_greedily
+from .block_heads import confidence_logits, draft_by_markov
 from .block_masks import BlockMasks
+from .block_net import Draw
 from .block_weights import BlockWeights, ConfidenceWeights, MarkovWeights
 from .model import TargetModel
 from .torch_layers import begin_pass, layer_to
@@ -35,7 +35,7 @@ class TorchBlock:
         self._block = block_of(config)
         self._target = target
         self._dtype = dtype
-        self._weights = block_weights_to(weights, config, dtype, device)
+        self._weights = block_weights_to(weights, dtype, device)
         self._masks = BlockMasks(config, self._block, device)
         model = config.model
         self._rotary = RotaryTable(model.rope, model.head_dim, model.context_length, device)
@@ -92,16 +92,23 @@ class TorchBlock:
 
     @torch.inference_mode()
     def choose(
-        self, hidden: torch.Tensor, bonus: torch.Tensor, tokens: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        bonus: torch.Tensor,
+        tokens: torch.Tensor,
+        draw: Draw | None = None,
     ) -> torch.Tensor | None:
-        """Draft R blocks greedily: fill ``tokens`` int64[D, R] from ``hidden`` [D, R, H]."""
+        """Draft R blocks: fill ``tokens`` int64[D, R] from ``hidden`` [D, R, H]."""
         weights = self._weights
-        logits = self.logits(hidden.flatten(0, 1))
-        if weights.markov is None:
-            draft_argmax(logits, None, tokens=tokens.view(-1))
+        logits = self.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        if weights.markov is not None:
+            base = logits.to(self._dtype)
+            draft_by_markov(weights.markov, hidden, base, bonus, tokens, draw)
+        elif draw is None:
+            draft_argmax(logits.flatten(0, 1), None, tokens=tokens.view(-1))
         else:
-            base = logits.to(self._dtype).view(*hidden.shape[:2], -1)
-            draft_greedily(weights.markov, hidden, base, bonus, tokens)
+            for level, chosen in enumerate(tokens):
+                draw(level, logits[level], chosen)
         if weights.confidence is None:
             return None
         w1 = read_before(weights, self._block)
@@ -138,17 +145,14 @@ def stacked_extras(
 
 
 def block_weights_to(
-    weights: BlockWeights, config: DraftConfig, dtype: torch.dtype, device: torch.device
+    weights: BlockWeights, dtype: torch.dtype, device: torch.device
 ) -> BlockWeights:
-    """The weights themselves, their tensors replaced by copies on a device.
-
-    ``fc`` takes the features in the order in which a target captures them.
-    """
+    """The weights themselves, their tensors replaced by copies on a device."""
 
     def to(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.to(device, dtype)
 
-    weights.fc = fold_fc(weights.fc.to(device), config).to(dtype)
+    weights.fc = weights.fc.to(device, dtype)
     weights.hidden_norm = weights.hidden_norm.to(device, dtype)
     weights.final_norm = weights.final_norm.to(device, dtype)
     weights.layers = [layer_to(layer, dtype, device) for layer in weights.layers]

@@ -4,9 +4,9 @@ import torch
 
 from ...engine_core.plan import SlotInit
 from ..forward_batch import ForwardBatch, RowGroup
-from ..models.block_features import captured_layers
 from ..models.torch_block import block_of
 from .device_drafter import DrafterContext, DraftRows, LoadedBlock, Verdict
+from .draft_law import DraftDraw, DraftLaw
 from .draft_ops import draft_ops
 from .draft_passes import pages_of
 from .row_constants import RowConstants
@@ -24,7 +24,7 @@ class BlockDrafter:
 
     def __init__(self, context: DrafterContext, draft: LoadedBlock) -> None:
         net, device = draft.net, context.device
-        self.feature_layers: tuple[int, ...] | None = captured_layers(net.config)
+        self.feature_layers: tuple[int, ...] | None = net.config.feature_layers
         self.confidence: torch.Tensor | None = None
         self._net = net
         self._kv = draft.kv
@@ -37,18 +37,23 @@ class BlockDrafter:
     def enter(self, init: SlotInit) -> None:
         """Nothing to keep: the prefill gives all that is needed."""
 
-    def propose(self, rows: DraftRows) -> None:
-        """Run a block of every row that has a cap, and choose its tokens."""
+    def propose(self, rows: DraftRows) -> DraftLaw | None:
+        """Run a block of every row that has a cap, and choose or draw its tokens."""
         shape, device = (self._block.drafts, len(rows.slots)), rows.slots.device
         first = torch.empty(shape[1], dtype=torch.int64, device=device)
         places, tokens = torch.empty(2, *shape, dtype=torch.int64, device=device).unbind()
         hidden = self._net.forward(self._lay_out(rows, first, places), self._kv)
         picked = self._ops.pick_rows(places.view(-1), hidden).view(*shape, -1)
-        self.confidence = self._net.choose(picked, first, tokens)
+        draw: DraftDraw | None = None
+        if rows.noise is not None:
+            draw = DraftDraw(self._ops, rows.noise, rows.slots, rows.seq_lens, shape[0], None, None)
+        drawn = None if draw is None else draw.draw
+        self.confidence = self._net.choose(picked, first, tokens, drawn)
         self._ops.write_chains(
             tokens, rows.cu_q, rows.caps,
             tokens=rows.tokens, parents=rows.parents, proposed=rows.proposed, depths=rows.depths,
         )  # fmt: skip
+        return None if draw is None else draw.law()
 
     def align(self, verdict: Verdict) -> None:
         """Inject all that the target ran, and keep the newest tokens."""

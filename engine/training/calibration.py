@@ -9,14 +9,13 @@ import msgspec
 import numpy as np
 
 from ...engine_core.step_times import F64
-from ...engine_core.sts_table import StsTable, calibration_error, confidence, fit_sts
+from ...engine_core.sts_table import STS_FILE, StsTable, calibration_error, confidence, fit_sts
 from ...engine_core.table_files import TableError
 from .accept_length import whole_drafts
 from .batches import RowSource
 from .on_policy import Say
 from .recipe import Confident
 
-STS = "sts.json"
 _ENOUGH = 20_000
 _Parts = tuple[list[F64], list[F64]]  # logits, accepted prefixes
 
@@ -78,7 +77,7 @@ def held_out_errors(
 
 def write_sts(folder: Path, table: StsTable | None) -> None:
     """Write it, or remove one that is of other weights."""
-    path = folder / STS
+    path = folder / STS_FILE
     if table is None:
         path.unlink(missing_ok=True)
     else:

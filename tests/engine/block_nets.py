@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from outrider.engine.forward_batch import ForwardBatch, RowGroup
 from outrider.engine.kv_pool import KVPool
-from outrider.engine.models.block_features import captured_layers
 from outrider.engine.models.block_net import BlockNet
 from outrider.engine.models.block_weights import BlockWeights, ConfidenceWeights, MarkovWeights
 from outrider.engine.models.decoder_weights import LayerWeights
@@ -73,7 +72,7 @@ CONFIGS: dict[str, DraftConfig] = {
     "wide windows": block_config((6,), (False,)),
     "narrow windows": block_config((3, 0), (False, False), drafts=5),
     "whole-block windows": block_config((5, 0, 2), (False, False, True), whole_block_window=True),
-    "bias": block_config((0,), (False,), layers=(4, 1, 1), model=BIASED, embed_scale=1.5),
+    "bias": block_config((0,), (False,), layers=(2,), model=BIASED, embed_scale=1.5),
     "vanilla": block_config((0,), (False,), 4, 0, "vanilla", confidence=True),
     "gated": block_config(
         (0, 7), (False, True), 3, 0, "gated", confidence=True, confidence_with_markov=True
@@ -254,12 +253,11 @@ class Passed(NamedTuple):
     contexts: list[Context]
 
 
-def features_of(config: DraftConfig, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of ``count`` positions: as captured, and in the checkpoint's order."""
-    layers = captured_layers(config)
+def features_of(config: DraftConfig, count: int) -> torch.Tensor:
+    """Of ``count`` positions."""
+    layers = config.feature_layers
     parts = [random_tensor(f"layer {layer}", 64, HIDDEN)[:count] * 4 for layer in layers]
-    own = [parts[layers.index(layer)] for layer in config.feature_layers]
-    return torch.cat(parts, dim=1), torch.cat(own, dim=1)
+    return torch.cat(parts, dim=1)
 
 
 @torch.inference_mode()
@@ -282,7 +280,7 @@ def run_blocks(
 
     contexts, injected = [], []
     for row, block in enumerate(blocks):
-        features, own = features_of(config, block.before)
+        features = features_of(config, block.before)
         cut = block.before // 3
         for begin, end in ((0, cut), (cut, block.before)):
             net.inject(
@@ -291,7 +289,7 @@ def run_blocks(
                 places(row, begin, end).to(device),
                 kv,
             )
-        contexts.append(reference.inject(own))
+        contexts.append(reference.inject(features))
         injected.append(kv.data[:, :, places(row, 0, block.before).to(device)].float().cpu())
     lengths = [block.rows for block in blocks]
     ids = [[(7 * row + 3) % VOCAB, *[MASK] * rows][:rows] for row, rows in enumerate(lengths)]

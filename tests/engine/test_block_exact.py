@@ -7,7 +7,6 @@ import torch
 
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import TargetModel, load_model
-from outrider.engine.models.block_features import captured_layers
 from outrider.engine.speculative import eagle_drafter, standalone_drafter
 from outrider.engine.speculative.block_drafter import make
 from outrider.engine.speculative.device_drafter import DrafterContext, DraftRows
@@ -215,10 +214,8 @@ class Watch:
         pages = Pages(8, 64, 0)
         kv = KVPool(8, 64, self._config, torch.float32, CPU)
         batch = make_batch([Query(Sequence(), text)], pages)
-        layers = captured_layers(self._draft)
-        _, features = self._model.forward_capture(batch, kv, layers)
-        parts = dict(zip(layers, features.chunk(len(layers), dim=1), strict=True))
-        return torch.cat([parts[layer] for layer in self._draft.feature_layers], dim=1)
+        _, features = self._model.forward_capture(batch, kv, self._draft.feature_layers)
+        return features
 
 
 @pytest.mark.parametrize("name", ["dflash", "random-dspark"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider.engine.models import block_masks
-from outrider.engine.models.block_heads import confidence_logits, draft_greedily
+from outrider.engine.models.block_heads import confidence_logits, draft_by_markov
 from outrider.engine.models.block_net import BlockNet
 from outrider.engine.models.block_weights import ConfidenceWeights, MarkovWeights
 from outrider.engine.models.torch_block import TorchBlock
@@ -119,7 +119,7 @@ def test_the_same_vectors_through_the_heads() -> None:
     for head, latent in ((gated, 0.350284), (rnn, 0.975743)):
         for shift, wanted in ((-1e-5, 1), (1e-5, 0)):
             logits, tokens = torch.tensor([[[latent + shift, 0.0]]]), torch.zeros(1, 1).long()
-            draft_greedily(head, hidden, logits, torch.tensor([0]), tokens)
+            draft_by_markov(head, hidden, logits, torch.tensor([0]), tokens, None)
             assert tokens.item() == wanted
 
 
