@@ -223,8 +223,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         Doc(
             description="STS table of temperatures of a drafter's confidence, one a draft "
-            "position, of `outrider profile sts`; if unset the sts.json in the draft's folder, else "
-            "all 1"
+            "position, of `outrider profile sts`; if unset the sts.json in the draft's folder, "
+            "else all 1"
         ),
     ] = None
     speculative_dspark_align_verify_tokens_to_graph_tier: Annotated[

@@ -51,7 +51,7 @@ def write_target(folder: Path) -> Path:
 def draft_config(name: str, target: ModelConfig) -> DraftConfig:
     model = msgspec.structs.replace(target, context_length=target.context_length + 128)
     if name == "dflash":
-        return block_config((0, 9), (False, True), 3, 1, None, (2, 1), model)
+        return block_config((0, 9), (False, True), 3, 1, None, (1, 2), model)
     return block_config(
         (0,), (False,), 3, 0, "vanilla", (1, 2), model, confidence=True,
         confidence_with_markov=True,

@@ -201,7 +201,6 @@ def test_a_law_that_does_not_fit_its_drafts_is_an_error() -> None:
         (", draft_kv=DraftKV.SHARED_SLOTS", "only the engine's own draft models have a KV pool"),
         (", draft_kv=DraftKV.READS_TARGET", "keep state by slot"),
         (", host=True, fills='broken_device:make'", "on the host or on the device"),
-        (", gives_survival=True", "nothing uses yet"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(
