@@ -6,6 +6,8 @@ one request at a time. A difference counts as a tie only if the float64 gap of t
 logits, computed by transformers, is below 1e-4.
 
     python benchmarks/exactness.py --json benchmarks/results/exact-cpu.json
+
+``--only EAGLE EAGLE3`` runs some algorithms alone (NONE: speculation off).
 """
 
 import argparse
@@ -123,6 +125,11 @@ def speculations() -> list[Speculation | None]:
         if (ROOT / "models" / f"pycoder-11m-{algorithm.lower()}" / "config.json").is_file():
             found += [Speculation(algorithm, shape) for shape in (CHAIN, TREE)]
     return found
+
+
+def algorithm_of(speculation: Speculation | None) -> str:
+    """Its algorithm; NONE with speculation off."""
+    return "NONE" if speculation is None else speculation.algorithm
 
 
 def config_of(row: dict[str, int], speculation: Speculation | None) -> EngineConfig:
@@ -347,12 +354,16 @@ def main() -> int:
     parser.add_argument(
         "--short", action="store_true", help="draft models in turn, not all of them for every row"
     )
+    parser.add_argument(
+        "--only", nargs="+", choices=sorted({algorithm_of(s) for s in speculations()})
+    )
     args = parser.parse_args()
     prompts = load_prompts(args.limit, args.max_tokens)
     gap = float64_gap()
     records: list[dict[str, object]] = []
     reference: dict[str, list[int]] = {}
     cases = short_cases() if args.short else all_cases()
+    cases = [case for case in cases if not args.only or algorithm_of(case[1]) in args.only]
     for record in matrix(prompts, gap, args.jobs, cases):
         if "reference" in record:
             reference = record.pop("outputs")  # type: ignore[assignment]

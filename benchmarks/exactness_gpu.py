@@ -68,7 +68,8 @@ class Case(NamedTuple):
 
 
 PLAIN, WIDE = Case(None, 1, 1, few=True), Case(None, 32, 1, few=True)
-# Batch sizes whose plain decoding shows how far rounding goes, beside those of PLAIN and WIDE.
+# Batch sizes whose plain decoding shows how far rounding goes, beside those of PLAIN and WIDE; in a
+# second pass, too, where speculation has one: a prompt's end is then computed with other tokens.
 ROUNDING = (2, 4, 8, 16, 24, 48, 64)
 NGRAM = Speculation("NGRAM")
 ONE_STEP, BUSHY = (1, 1, 2), (4, 8, 24)  # shapes at the ends: steps 1, and topk 8
@@ -204,7 +205,8 @@ def check_half(
     prompts: Sequence[Prompt], device: Device, gap: GapOf, cases: Sequence[Case], save: Save
 ) -> tuple[dict[str, object], bool]:
     """O2: what is reported, and whether it holds."""
-    cases = [*cases, *(Case(None, batch, 1) for batch in ROUNDING)]
+    again = any(case.again for case in cases)
+    cases = [*cases, *(Case(None, batch, 1, again=again) for batch in ROUNDING)]
     records, _, found = compare(prompts, device, "bfloat16", gap, cases, save)
     pairs = list(zip(cases, found, strict=True))
     plain = [(case.batch, d) for case, each in pairs if case.speculation is None for d in each]

@@ -29,7 +29,7 @@ from outrider.engine_core.memory_report import MemoryReport
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.refusal import RefusedError
 from outrider.engine_core.sampling_params import SamplingParams
-from outrider.frontend.commands.plan import gpu_free_memory, make_plan
+from outrider.frontend.commands.plan import first_gpu, gpu_free_memory, make_plan
 
 # As one would type it: results name it.
 QWEN = os.path.relpath(Path(__file__).parent / "configs" / "qwen3-8b")
@@ -175,11 +175,11 @@ def child(configs: list[EngineConfig]) -> list[Done]:
 
 
 def device_in_use() -> int:
-    """Bytes that GPU 0 holds for others, by nvidia-smi; 0 where there is none."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
+    """Bytes that the first GPU holds for others, by nvidia-smi; 0 where there is none."""
+    command, gpu = shutil.which("nvidia-smi"), first_gpu()
+    if command is None or gpu is None:
         return 0
-    query = [command, "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    query = [command, "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={gpu}"]
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) << 20
 
 

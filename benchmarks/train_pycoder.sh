@@ -47,10 +47,10 @@ for stage; do
             --output "$work/corpus" --megabytes "${MEGABYTES:-200}"
         ;;
     EAGLE3)
-        train EAGLE3 "${MINUTES_EAGLE3:-5.75}" --intermediate-size 1536 --num-attention-heads 8 \
+        train EAGLE3 "${MINUTES_EAGLE3:-9.7}" --intermediate-size 1536 --num-attention-heads 8 \
             --num-key-value-heads 4 --feature-layers 2 4 6 8 11 --batch-size "${BATCH:-96}"
         ;;
-    EAGLE) train EAGLE "${MINUTES_EAGLE:-2.5}" --intermediate-size 1536 --batch-size "${BATCH:-96}" ;;
+    EAGLE) train EAGLE "${MINUTES_EAGLE:-6.2}" --intermediate-size 2048 --batch-size "${BATCH:-96}" ;;
     STANDALONE)
         train STANDALONE "${MINUTES_STANDALONE:-2.5}" --hidden-size 128 --num-hidden-layers 2 \
             --intermediate-size 384 --batch-size "${BATCH:-128}"

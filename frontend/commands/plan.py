@@ -1,6 +1,7 @@
 """``outrider plan``: what a configuration would take of the memory, without loading anything."""
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from ...engine_core.tensor_checks import check_draft_tensors, check_model_tensor
 from ..flags import UsageError, add_engine_flags, resolve_engine
 from ..json_file import JsonFile
 
-_QUERY = ["--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
+_QUERY = ["--query-gpu=memory.free", "--format=csv,noheader,nounits"]
 _QUERY_TIMEOUT_S = 20.0
 _MOST_GIB = 1 << 20
 
@@ -38,7 +39,8 @@ def main(args: list[str]) -> int:
         "--gpu-memory",
         type=_gib,
         metavar="GIB",
-        help="plan for a GPU with so much free memory (default: what nvidia-smi says of GPU 0)",
+        help="plan for a GPU with so much free memory (default: that of CUDA's first, by "
+        "nvidia-smi)",
     )
     memory.add_argument(
         "--memory",
@@ -95,14 +97,24 @@ def make_plan(
     return plan
 
 
+def first_gpu() -> str | None:
+    """The index or UUID of the GPU that CUDA calls 0; None where CUDA_VISIBLE_DEVICES hides all."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return "0"
+    first = visible.split(",")[0].strip()
+    return None if first in ("", "-1", "NoDevFiles") else first
+
+
 def gpu_free_memory() -> int | None:
-    """Free bytes of GPU 0; None without an nvidia-smi that answers."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
+    """Free bytes of the first GPU; None without one or without an nvidia-smi that answers."""
+    command, gpu = shutil.which("nvidia-smi"), first_gpu()
+    if command is None or gpu is None:
         return None
+    query = [command, *_QUERY, f"--id={gpu}"]
     try:
         done = subprocess.run(
-            [command, *_QUERY], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True
+            query, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True
         )
         return int(done.stdout.split()[0]) << 20  # nvidia-smi counts in MiB
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):

@@ -238,3 +238,23 @@ def test_the_gpu_is_asked(tmp_path: Path, script: str, expected: int | None) -> 
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
     assert plan.gpu_free_memory() == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked"),
+    [(None, "--id=0"), ("1,0", "--id=1"), ("GPU-5f", "--id=GPU-5f"), ("", None), ("-1", None)],
+)
+def test_the_gpu_that_cuda_sees_is_asked(
+    visible: str | None, asked: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool, said = tmp_path / "nvidia-smi", tmp_path / "said"
+    tool.write_text(f'#!/bin/sh\necho "$@" > {said}\necho 1000\n')
+    tool.chmod(0o755)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert plan.gpu_free_memory() == (None if asked is None else 1000 << 20)
+    assert said.exists() == (asked is not None)
+    if asked is not None:
+        assert said.read_text().split()[-1] == asked
