@@ -33,7 +33,6 @@ from .tiny import write_checkpoint
 
 CPU = torch.device("cpu")
 VOCAB = 16
-IMPLEMENTATION = "outrider.engine.speculative.block_drafter:make"
 DRAFTS = ("dflash", "dspark", "random-dspark")
 
 
@@ -98,7 +97,7 @@ class BlockCore:
 @contextmanager
 def block_core(target: Path, name: str | None, **flags: object) -> Iterator[BlockCore]:
     """A core that drafts with one of DRAFTS, or with none."""
-    needs_drafts = ("simulate_accept_length",)
+    needs_drafts = ("simulate_accept_length", "speculative_draft_window_size")
     plain = {flag: value for flag, value in flags.items() if flag not in needs_drafts}
     site: Site = find_site(tiny_config(target, None, **plain))
     loaded = load_rank(site)
@@ -112,7 +111,7 @@ def block_core(target: Path, name: str | None, **flags: object) -> Iterator[Bloc
         net = TorchBlock(weights, made, loaded.model, torch.float32, CPU)
         config = tiny_config(
             target,
-            "STANDALONE",
+            made.algorithm,
             speculative_draft_model_path=str(target),
             speculative_num_steps=count,
             speculative_eagle_topk=1,
@@ -127,9 +126,6 @@ def block_core(target: Path, name: str | None, **flags: object) -> Iterator[Bloc
     try:
         resolved = resolve_config(config, worker.info())
         assert not isinstance(resolved, Refused), str(resolved)
-        if resolved.drafter is not None:
-            drafter = msgspec.structs.replace(resolved.drafter, implementation=IMPLEMENTATION)
-            resolved = msgspec.structs.replace(resolved, drafter=drafter)
         worker.prepare(resolved)
         made_core = assemble(resolved, worker, StepTimes([1, 64], [1e-3, 2e-3]), None, None)
         yield BlockCore(made_core.core, worker)
