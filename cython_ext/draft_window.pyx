@@ -463,12 +463,10 @@ cdef class DraftWindowSlotMap:
         for i in range(slots.shape[0]):
             entry = table._entry(slots[i])
             window = self._opened(slots[i])
-            self._slide(window, entry.length - 1)
-            self.ensure(
-                slots[i], entry.length - 1, entry.end, <int32_t[:entry.held]>entry.pages
-            )
+            self._slide(window, entry.begin)
+            self.ensure(slots[i], entry.begin, entry.end, <int32_t[:entry.held]>entry.pages)
             drafts += caps[i] - 1
-            if window.low > self._window_start(entry.length - 1):
+            if window.low > self._window_start(entry.begin):
                 short += caps[i] - 1
         return drafts, short
 

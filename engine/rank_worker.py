@@ -255,7 +255,7 @@ def _with_pool(
 ) -> LoadedModel:
     """The draft with as many pages as the target has, ``num_pages``, or with a window's pool."""
     width, config = shape.num_draft_tokens, site.config
-    own = window_pool(config, site.context, width)
+    own = window_pool(config, site.context, config.page_size, width)
     if own is None:
         return loaded_model(net, _make_pool(site, net.config.model, net.dtype, num_pages), shape)
     pool = _make_pool(site, net.config.model, net.dtype, own.pages - 1)

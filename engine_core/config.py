@@ -475,7 +475,7 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         return ragged
     pool: WindowPool | None = None
     if drafter is not None:
-        pool = window_pool(config, context, shape.num_draft_tokens)
+        pool = window_pool(config, context, worker.page_size, shape.num_draft_tokens)
         if pool is not None:
             drafter = msgspec.structs.replace(drafter, draft_kv=DraftKV.WINDOW_POOL)
     return CoreConfig(

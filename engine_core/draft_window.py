@@ -36,7 +36,9 @@ class WindowView(NamedTuple):
     pages: I32
 
 
-def window_pool(config: "EngineConfig", context: int, width: int) -> WindowPool | None:
+def window_pool(
+    config: "EngineConfig", context: int, page_size: int, width: int
+) -> WindowPool | None:
     """The pool that ``config`` asks for, None without a window.
 
     ``context``: most tokens of a request, beyond which no window reaches. ``width``: nodes that a
@@ -46,8 +48,8 @@ def window_pool(config: "EngineConfig", context: int, width: int) -> WindowPool 
         return None
     window = max(width, min(config.speculative_draft_window_size, context))
     overlap = not config.disable_overlap_schedule
-    running, size = config.max_running_requests, config.page_size
-    return WindowPool(window, draft_pool_pages(running, window, size, width, overlap))
+    running = config.max_running_requests
+    return WindowPool(window, draft_pool_pages(running, window, page_size, width, overlap))
 
 
 def draft_pool_pages(

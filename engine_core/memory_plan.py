@@ -118,7 +118,7 @@ def plan_memory(
     weights = weight_bytes(model, stored, placement, packed=config.tp_size == 1)
     added = NO_DRAFT if draft is None else draft_sizes(draft, placement)
     target_token_bytes = kv_bytes_per_token(model, item)
-    pool = None if draft is None else window_pool(config, context, width)
+    pool = None if draft is None else window_pool(config, context, config.page_size, width)
     own_pages = 0 if pool is None else pool.pages
     own_bytes = own_pages * config.page_size * added.kv_bytes_per_token
     token_bytes = target_token_bytes + (0 if own_pages else added.kv_bytes_per_token)

@@ -2,16 +2,18 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
-import torch
 
 from outrider.engine.speculative.device_drafter import DraftRows
-from outrider.engine_core import admission
+from outrider.engine_core import admission, draft_window
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import CoreStats, GenerateRequest
+from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.sampling_params import SamplingParams
 
-from .block_cores import DRAFTS, VOCAB, BlockCore, block_core, write_target
+from . import block_cores
+from .block_cores import DRAFTS, VOCAB, BlockCore, block_core, draft_config, write_target
 from .cores import drive, request, tokens_of
 
 Tokens = dict[str, list[int]]
@@ -121,3 +123,143 @@ def test_a_window_over_everything_changes_no_draft(
     assert ran.tokens == whole.tokens
     assert ran.seen == whole.seen
     assert ran.stats.window_short_drafts == 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_window_over_a_sliding_layers_changes_no_draft(
+    target: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool, page_size: int
+) -> None:
+    """Whatever it keeps beyond is masked anyway; without prefixes of others every row is there."""
+    config = draft_config("dflash", load_model_config(target))
+    assert config.block is not None
+    model = msgspec.structs.replace(config.model, sliding_windows=(9, 9))
+    sliding = msgspec.structs.replace(config, model=model)
+    monkeypatch.setattr(block_cores, "draft_config", lambda *_: sliding)
+    flags: dict[str, object] = {
+        "disable_radix_cache": True,
+        "disable_overlap_schedule": not overlap,
+        "page_size": page_size,
+    }
+    whole = Run(target, "dflash", waves(), **flags)
+    ran = Run(target, "dflash", waves(), speculative_draft_window_size=9, **flags)
+    assert ran.tokens == whole.tokens
+    assert ran.seen == whole.seen
+    assert len(ran.seen) > 50
+    assert ran.stats.window_short_drafts == 0
+    assert ran.stats.window_page_failures == 0
+
+
+@over_drafts
+@pytest.mark.parametrize("overlap", [True, False])
+def test_retracted_requests_draft_on(
+    target: Path, name: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
+    params = SamplingParams(temperature=0.0, max_new_tokens=18, ignore_eos=True)
+    messages = [request(f"r{i}", [i, 1, 2, 3, i], params) for i in range(5)]
+    wanted = Run(target, None, [messages]).tokens
+    got: Tokens = {message.rid: [] for message in messages}
+    flags: dict[str, object] = {"page_size": 1, "max_total_tokens": 60}
+    flags |= {"speculative_draft_window_size": 6, "disable_overlap_schedule": not overlap}
+    with block_core(target, name, **flags) as made:
+        core = made.core
+        for message in messages:
+            assert core.submit(message) is None
+        while core.has_work:
+            for output in core.step():
+                got[output.rid] += i32(output.tokens).tolist()
+        assert core.scheduler.counters.retractions > 0
+        check_pages(made)
+    assert got == wanted
+
+
+ABORTED = {1: "r4", 2: "r1", 3: "r5", 4: "r7"}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_aborted_requests_leave_no_draft_page(target: Path, plain: Tokens, overlap: bool) -> None:
+    messages, got = waves()[0], dict[str, list[int]]()
+    flags: dict[str, object] = {"speculative_draft_window_size": 5, "page_size": 1}
+    with block_core(target, "dspark", disable_overlap_schedule=not overlap, **flags) as made:
+        core = made.core
+        for message in messages:
+            assert core.submit(message) is None
+        steps = 0
+        while core.has_work:
+            for output in core.step():
+                got.setdefault(output.rid, []).extend(i32(output.tokens).tolist())
+            steps += 1
+            if steps in ABORTED:
+                core.abort(ABORTED[steps])
+        check_pages(made)
+    assert core.scheduler.counters.aborts == 4
+    for rid in ("r0", "r2", "r3", "r6"):
+        assert got[rid] == plain[rid]
+
+
+def test_prefixes_of_others_bring_rows_or_are_counted(target: Path) -> None:
+    """A prefix has the draft KV of whoever runs with it; once nobody does, drafts warm up."""
+    params = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+    prompt = [j * j % VOCAB for j in range(32)]
+    messages = [request(f"r{i}", [*prompt, i], params) for i in range(3)]
+    flags: dict[str, object] = {"speculative_draft_window_size": 16, "page_size": 16}
+    with block_core(target, "dspark", **flags) as made:
+        core = made.core
+        assert core.submit(messages[0]) is None
+        while not core.scheduler.counters.generated_tokens:
+            core.step()
+        assert core.submit(messages[1]) is None
+        while core.has_work:
+            core.step()
+        assert core.scheduler.counters.cached_tokens == 32
+        assert core.scheduler.windows is not None
+        assert core.scheduler.windows.stats.rows_found == 16
+        assert core.stats(0).window_short_drafts == 0
+        drive(core, messages[2:])
+        stats = core.scheduler.windows.stats
+        assert (stats.rows_found, stats.rows_missing) == (16, 16)
+        short = core.stats(0).window_short_drafts
+        assert 0 < short < core.stats(0).window_drafts
+        check_pages(made)
+
+
+def test_a_context_is_filled_to_its_end(target: Path) -> None:
+    prompt = [i * i % VOCAB for i in range(480)]
+    full = SamplingParams(temperature=0.0, max_new_tokens=99, ignore_eos=True)
+    wanted = Run(target, None, [[request("full", prompt, full)]])
+    for window in (4, 33):
+        ran = Run(
+            target, "dflash", [[request("full", prompt, full)]],
+            speculative_draft_window_size=window,
+        )  # fmt: skip
+        assert ran.tokens == wanted.tokens
+        assert len(ran.tokens["full"]) == 512 - 480
+        assert ran.stats.window_peak_pages <= -(-(window + 15 + 3 * 4) // 16)
+
+
+def test_drafting_is_timed(target: Path) -> None:
+    with block_core(target, "dspark", speculative_draft_window_size=8) as made:
+        assert min(made.worker.measure([1, 8])) > 0
+        assert min(made.worker.measure_drafting([1, 4])) > 0
+
+
+def test_a_draft_pool_that_is_short_costs_drafts_alone(
+    target: Path, plain: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows without draft KV are not drafted for, and what is left of it serves the others."""
+
+    def few(*_: object) -> int:
+        return 4
+
+    monkeypatch.setattr(draft_window, "draft_pool_pages", few)
+    for page_size in (1, 16):
+        ran = Run(
+            target, "dspark", waves(), speculative_draft_window_size=8, page_size=page_size
+        )
+        assert ran.tokens == plain
+        assert ran.stats.window_page_failures > 0
+        assert ran.stats.window_peak_pages == 3
+        planned = ran.stats.window_drafts
+        assert ran.stats.spec_draft_tokens < planned
+        assert ran.stats.window_short_drafts > 0
