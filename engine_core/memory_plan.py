@@ -30,9 +30,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     ``free_bytes``: before the process starts. ``weight_bytes``, ``draft_weight_bytes`` and
     ``kv_bytes`` are exact, the latter of target and draft, with the sink page, which ``num_pages``
-    leaves out. ``kv_bytes_per_token`` is the target's, ``draft_kv_bytes_per_token`` comes on top;
-    ``draft_window_pages``: of a draft that keeps a window alone, the pages of its own pool, the sink
-    included; 0 where it has as many as the target. ``draft_kv_bytes``: its part of ``kv_bytes``.
+    leaves out. ``kv_bytes_per_token`` is the target's, ``draft_kv_bytes_per_token`` comes on top,
+    or in a pool of its own of ``draft_window_pages``, the sink included, for a draft that keeps a
+    window alone; ``draft_kv_bytes``: its part of ``kv_bytes``.
     ``draft_activation_bytes`` and ``draft_graph_bytes``: what drafting adds to steps and to their
     graphs, the target's features among it. For the other parts see
     :mod:`.memory_parts`: ``context_bytes`` the driver's context and the kernels' code, for several
@@ -186,9 +186,7 @@ def plan_memory(
         num_tokens=tokens,
         kv_bytes=(pages + 1) * config.page_size * token_bytes + own_bytes,
         draft_window_pages=own_pages,
-        draft_kv_bytes=(
-            own_bytes or (pages + 1) * config.page_size * added.kv_bytes_per_token
-        ),
+        draft_kv_bytes=(own_bytes or (pages + 1) * config.page_size * added.kv_bytes_per_token),
         activation_bytes=parts.activation_bytes(model, step, item, on_cuda),
         draft_activation_bytes=drafting.activation_bytes,
         graph_bytes=parts.graph_bytes(config, model, width, item) if on_cuda else 0,
@@ -274,8 +272,9 @@ def plan_num_pages(
 ) -> int:
     """Usable pages of the pool.
 
-    Weights and KV together, with ``own_bytes`` of a draft's own pool, may take ``mem_fraction`` of what a CUDA context of ``context_bytes``
-    leaves of ``free_bytes``, the memory that was free before. ``max_total_tokens`` caps the result.
+    Weights and KV together, with ``own_bytes`` of a draft's own pool, may take ``mem_fraction`` of
+    what a CUDA context of ``context_bytes`` leaves of ``free_bytes``, the memory that was free
+    before. ``max_total_tokens`` caps the result.
     Raises ValueError when not even one page (and the sink) fits.
     """
     if not 0.0 < mem_fraction < 1.0:

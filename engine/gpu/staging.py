@@ -38,9 +38,9 @@ class StagingViews(NamedTuple):
     logits count. ``caps`` [R]: drafts of a row that a drafter on the device fills in. ``tokens``
     and ``parents`` [T]: what the host knows of the query tokens (a verify row's first is on the
     device), ``node_index`` [T]: flat tokens of the nodes, the last one repeated. ``counts`` [2]:
-    updates and entries in use. ``accept_caps`` [R] and ``budget`` [1]: see StepPlan. ``window_pages``,
-    ``window_drafts`` [D] and ``window_lows`` [R] too, ``window_count`` [1] of the former are in
-    use; all of length 0 without a window. Rows and
+    updates and entries in use. ``accept_caps`` [R], ``budget`` [1], ``window_pages``,
+    ``window_drafts`` [D] and ``window_lows`` [R]: see StepPlan; ``window_count`` [1]: pages that
+    move. The latter four are of length 0 without a window. Rows and
     entries that are not the step's name the spare slot; such rows have no tokens. They stand behind
     its rows or, in a step with prefill rows, before those.
     """

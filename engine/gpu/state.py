@@ -16,7 +16,8 @@ class DeviceState:
 
     ``seq_lens``, ``last_tokens``, ``out_counts`` int32[S + 1] and ``page_table`` int32[S + 1, P]
     mean what they do in :class:`~outrider.engine.future_map.FutureMap`, this device's
-    counterpart of which it is, and so does ``window``. Steps change it in stream order; the host never reads it.
+    counterpart of which it is, and so does ``window``. Steps change it in stream order; the host
+    never reads it.
     """
 
     def __init__(

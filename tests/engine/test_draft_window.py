@@ -254,9 +254,7 @@ def test_a_draft_pool_that_is_short_costs_drafts_alone(
 
     monkeypatch.setattr(draft_window, "draft_pool_pages", few)
     for page_size in (1, 16):
-        ran = Run(
-            target, "dspark", waves(), speculative_draft_window_size=8, page_size=page_size
-        )
+        ran = Run(target, "dspark", waves(), speculative_draft_window_size=8, page_size=page_size)
         assert ran.tokens == plain
         assert ran.stats.window_page_failures > 0
         assert ran.stats.window_peak_pages == 3

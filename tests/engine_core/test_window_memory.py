@@ -20,7 +20,7 @@ def test_a_plan_says_what_a_window_saves() -> None:
     """The draft's pool has its size whatever the target's; what is saved are the target's pages."""
     folder = CONFIGS / "qwen3-8b-dflash"
     target = load_model_config(CONFIGS / "qwen3-8b")
-    plans = []
+    plans, width = [], 0
     for window in (None, 2048):
         config = EngineConfig(
             model=str(CONFIGS / "qwen3-8b"),
@@ -33,7 +33,7 @@ def test_a_plan_says_what_a_window_saves() -> None:
         )
         draft = find_draft(config, target)
         assert draft is not None
-        resolved = config.with_shape(draft.shape)
+        resolved, width = config.with_shape(draft.shape), draft.shape.num_draft_tokens
         most = plan_memory(resolved, target, {}, ON_CUDA, 140 << 30, draft)
         assert isinstance(most, Refused)
         tokens = int(most.reason.rsplit("allows ", 1)[1].split(";")[0])
@@ -42,7 +42,6 @@ def test_a_plan_says_what_a_window_saves() -> None:
         assert isinstance(plan, MemoryPlan), plan
         plans.append(plan)
     whole, ours = plans
-    width = draft.shape.num_draft_tokens
     pages = 48 * -(-(2048 + 63 + 3 * width) // 64) + 1
     assert (whole.draft_window_pages, ours.draft_window_pages) == (0, pages)
     assert whole.draft_kv_bytes == whole.full_draft_kv_bytes

@@ -23,7 +23,9 @@ def room(*shape: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.full(shape, POISON, dtype=kind, device=DEVICE)
 
 
-@pytest.mark.parametrize(("moved", "spare", "rows"), [(0, 0, 1), (0, 5, 3), (7, 0, 4), (40, 300, 2)])
+@pytest.mark.parametrize(
+    ("moved", "spare", "rows"), [(0, 0, 1), (0, 5, 3), (7, 0, 4), (40, 300, 2)]
+)
 def test_changes_are_written(moved: int, spare: int, rows: int) -> None:
     order = torch.randperm(TARGETS, generator=torch.Generator().manual_seed(1))
     pages = torch.cat((order[:moved] + 1, torch.full((spare,), 3))).to(DEVICE, torch.int32)
