@@ -18,7 +18,7 @@ from outrider.engine.speculative.block_drafter import BlockDrafter
 from outrider.engine.step import StepRunner
 from outrider.engine.worker import TorchWorker
 from outrider.engine_core.assembly import assemble
-from outrider.engine_core.config import EngineConfig, resolve_config
+from outrider.engine_core.config import EngineConfig, is_speculation, resolve_config
 from outrider.engine_core.core import EngineCore
 from outrider.engine_core.draft_config import DraftConfig, SpecShape
 from outrider.engine_core.draft_source import DraftSource
@@ -97,8 +97,7 @@ class BlockCore:
 @contextmanager
 def block_core(target: Path, name: str | None, **flags: object) -> Iterator[BlockCore]:
     """A core that drafts with one of DRAFTS, or with none."""
-    needs_drafts = ("simulate_accept_length", "speculative_draft_window_size")
-    plain = {flag: value for flag, value in flags.items() if flag not in needs_drafts}
+    plain = {flag: value for flag, value in flags.items() if not is_speculation(flag)}
     site: Site = find_site(tiny_config(target, None, **plain))
     loaded = load_rank(site)
     config: EngineConfig = site.config

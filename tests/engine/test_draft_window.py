@@ -97,6 +97,8 @@ MODES: list[dict[str, object]] = [
     {"page_size": 1, "chunked_prefill_size": 5},
     {"page_size": 1, "max_running_requests": 1, "disable_overlap_schedule": True},
     {"page_size": 64, "disable_radix_cache": True, "max_running_requests": 3},
+    {"speculative_ragged_verify_mode": "compact", "page_size": 1},
+    {"speculative_ragged_verify_mode": "cap-accept"},
 ]
 
 
