@@ -56,6 +56,13 @@ class ForwardBatch:
     # groups of similar length, so that launches are sized without a look at the device.
     slots: torch.Tensor | None = None
     groups: tuple[RowGroup, ...] = ()
+    # int64[T], where rows begin within a sequence, so that ``positions`` are those within the row.
+    rope_positions: torch.Tensor | None = None
+
+    @property
+    def rotated(self) -> torch.Tensor:
+        """int64[T]: the positions by which queries and keys are rotated."""
+        return self.positions if self.rope_positions is None else self.rope_positions
 
     def mask(self, window: int) -> RowMask:
         """The batch's own rule under a window."""

@@ -12,7 +12,9 @@ import torch
 
 from ..engine_core.config import EngineConfig, refuse_config, served_context
 from ..engine_core.device_config import Placement, place
+from ..engine_core.draft_config import SpecShape
 from ..engine_core.draft_source import DraftSource, find_draft
+from ..engine_core.draft_window import window_pool
 from ..engine_core.host_memory import free_memory
 from ..engine_core.memory_parts import CONTEXT_BYTES, OVERRUN_TOKENS
 from ..engine_core.memory_plan import MemoryPlan, plan_memory
@@ -37,6 +39,7 @@ from .speculative.device_drafter import LoadedModel, loaded_model
 from .step import StepRunner
 from .threads import choose_num_threads
 from .weights import WeightsError
+from .window_pages import WindowPages
 from .worker import EngineWorker, TorchWorker
 
 T = TypeVar("T")
@@ -132,16 +135,14 @@ def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> E
     """
     site, model, memory = loaded.site, loaded.model, loaded.memory
     config, whole, device = site.config, site.whole, site.device
+    # Finished requests give their slot back a step later; twice the slots let others enter.
+    max_slots = 2 * config.max_running_requests
     draft: LoadedModel | None = None
     with memory.guard("the KV pool"):
         kv = _make_pool(site, site.model, model.dtype, num_pages)
         if loaded.draft is not None and site.draft is not None:
-            net = loaded.draft
-            pool = _make_pool(site, net.config.model, net.dtype, num_pages)
-            draft = loaded_model(net, pool, site.draft.shape)
+            draft = _with_pool(site, loaded.draft, site.draft.shape, num_pages, max_slots)
     memory.mark("pool")
-    # Finished requests give their slot back a step later; twice the slots let others enter.
-    max_slots = 2 * config.max_running_requests
     max_pages = -(-(site.context + OVERRUN_TOKENS) // config.page_size)
     info = WorkerInfo(
         vocab_size=whole.vocab_size,
@@ -254,6 +255,20 @@ def _plan(
         # Asking makes the context, which the plan takes out of what was free before.
         free = torch.cuda.mem_get_info(device)[0] + CONTEXT_BYTES
     return _accepted(plan_memory(config, model, stored, placement, free, draft))
+
+
+def _with_pool(
+    site: Site, net: DraftNet | BlockNet, shape: SpecShape, num_pages: int, max_slots: int
+) -> LoadedModel:
+    """The draft with as many pages as the target has, ``num_pages``, or with a window's pool."""
+    width, config = shape.num_draft_tokens, site.config
+    own = window_pool(config, site.context, config.page_size, width)
+    if own is None:
+        return loaded_model(net, _make_pool(site, net.config.model, net.dtype, num_pages), shape)
+    pool = _make_pool(site, net.config.model, net.dtype, own.pages - 1)
+    slots = max_slots + 1  # a GPU's padding has one of its own
+    pages = WindowPages(own, width, num_pages, config.page_size, slots, site.device)
+    return loaded_model(net, pool, shape, pages)
 
 
 def _make_pool(site: Site, model: ModelConfig, dtype: torch.dtype, num_pages: int) -> KVPool:

@@ -15,7 +15,7 @@ from ..engine_core.plan import HostDrafts, StepPlan, StepResult
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
 from .draft_clock import draft_work
 from .measure import StepTimer
-from .speculative.device_drafter import LoadedModel
+from .speculative.device_drafter import LoadedModel, window_of
 from .step import StepRunner
 
 _JOIN_S = 5.0
@@ -117,7 +117,8 @@ class TorchWorker:
         self._draft = draft
         self._info = info
         self._runner = runner
-        if draft is not None:
+        runner.state.window = window_of(draft)
+        if draft is not None and runner.state.window is None:
             runner.pools = (*runner.pools, draft.kv)
         self._timer = timer
         self._jobs: SimpleQueue[StepPlan | Callable[[], None] | None] = SimpleQueue()

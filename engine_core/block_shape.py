@@ -53,6 +53,13 @@ def resolve_block(
             f"{nodes} is not the draft's {drafts} tokens and the bonus token; leave it out, or ask "
             f"for other blocks by {_dashed(BLOCK_FLAGS[algorithm][0])}",
         )
+    window = config.speculative_draft_window_size
+    if window is not None and window < drafts + 1:
+        return Refused(
+            "speculative_draft_window_size",
+            f"{window} is less than the {drafts + 1} tokens that a step verifies a request; ask "
+            "for that or more",
+        )
     return refuse_simulation(config, drafts + 1) or SpecShape(drafts, 1, drafts + 1)
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from .device_config import refuse_on
 from .draft_config import SpecShape
+from .draft_window import WindowPool, window_pool
 from .drafter_spec import NGRAM, NGRAM_BY_SOURCE, DrafterSpec, DraftKV, find_drafter
 from .ngram import NgramConfig
 from .ragged_verify import RaggedVerify, read_ragged
@@ -183,6 +184,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "config.json says, else 7"
         ),
     ] = None
+    speculative_draft_window_size: Annotated[
+        int | None,
+        Doc(
+            description="DFLASH, DSPARK: the draft keeps keys and values of each request's last so "
+            "many tokens alone, in a small pool of its own, and reads no more; all if unset "
+            "(docs/draft_window.md)"
+        ),
+    ] = None
     speculative_token_map: Annotated[
         str | None,
         Doc(
@@ -330,7 +339,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokens from the row's first on whose KV a step may write: a verify row's, or those that a draft
     tree's levels take in the draft's pool, whichever are more.
     ``draft_topk``: branches of the tree that a drafter on the device makes; 1 for chains.
-    ``ragged``: which of the drafts are verified.
+    ``ragged``: which of the drafts are verified. ``window_pool``: the draft's own pages, where it
+    keeps a window alone.
     """
 
     engine: EngineConfig
@@ -343,6 +353,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int
     draft_topk: int = 1
     ragged: RaggedVerify = RaggedVerify()
+    window_pool: WindowPool | None = None
 
     @property
     def kv_reach(self) -> int:
@@ -472,6 +483,11 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
     ragged = read_ragged(config, drafter, shape.num_draft_tokens - 1, shape.topk)
     if isinstance(ragged, Refused):
         return ragged
+    pool: WindowPool | None = None
+    if drafter is not None:
+        pool = window_pool(config, context, worker.page_size, shape.num_draft_tokens)
+        if pool is not None:
+            drafter = msgspec.structs.replace(drafter, draft_kv=DraftKV.WINDOW_POOL)
     return CoreConfig(
         engine=config,
         worker=worker,
@@ -480,6 +496,7 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         draft_reach=draft_reach(shape),
         draft_topk=shape.topk,
         ragged=ragged,
+        window_pool=pool,
         context_length=context,
         max_running_requests=running,
         chunk_tokens=2**31 - 1 if chunk == -1 else chunk,

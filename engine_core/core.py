@@ -151,7 +151,20 @@ class EngineCore:
             verify_budget_steps=counters.budget_steps,
             verify_budget_drafts=counters.budget_drafts,
             verify_trimmed_drafts=counters.trimmed_drafts,
+            **self._window_stats(),
         )
+
+    def _window_stats(self) -> dict[str, int]:
+        windows = self.scheduler.windows
+        if windows is None:
+            return {}
+        stats = windows.stats
+        return {
+            "window_drafts": windows.drafts,
+            "window_short_drafts": windows.short_drafts,
+            "window_page_failures": stats.alloc_failures,
+            "window_peak_pages": stats.high_water,
+        }
 
     def _launch(self) -> bool:
         """Plan and launch a step, if there is one."""

@@ -13,6 +13,7 @@ from .config import EngineConfig
 from .device_config import DTYPE_BYTES, Placement
 from .draft_config import BlockConfig, DraftConfig
 from .draft_source import DraftSource
+from .draft_window import view_pages, window_pool
 from .graph_sizes import CHUNK_ROWS, graph_rows
 from .memory_parts import (
     OVERRUN_TOKENS,
@@ -35,6 +36,7 @@ _BLOCK_KERNELS, _MARKOV_KERNELS = 16, 6
 # Where drafts are drawn: a draft's own, and what acceptance has once.
 _DRAWN_KERNELS, _JUDGED_KERNELS = 10, 24
 _LAWS = 5  # float32 of a node and token that a CPU's acceptance has at a time
+_WINDOW_KERNELS = 4  # changes, views' beginnings, views, and where injection writes
 
 
 class DraftParts(NamedTuple):
@@ -64,6 +66,10 @@ def draft_parts(
     beyond = max(0, own - activation_bytes(target, size, item, on_cuda))
     extra = (2 if on_cuda else 1) * _extra_bytes(draft, size, rows, item)
     extra += _drawn_bytes(config, draft, target, rows, item, on_cuda)
+    width = draft.shape.num_draft_tokens
+    pool = window_pool(config, context, config.page_size, width)
+    if pool is not None:  # the views' page-table rows
+        extra += 4 * rows * view_pages(pool.window, config.page_size, width)
     records = _record_bytes(config, draft) if on_cuda and not config.disable_cuda_graph else 0
     return DraftParts(
         activation_bytes=beyond + extra,
@@ -88,6 +94,7 @@ def _record_bytes(config: EngineConfig, draft: DraftSource) -> int:
     block = draft.config.block
     if block is not None:
         each = _MARKOV_KERNELS if block.markov is not None else 0
+        layers += 0 if config.speculative_draft_window_size is None else _WINDOW_KERNELS
         kernels = (
             layers + _BLOCK_KERNELS + 2 * draft.config.model.num_hidden_layers + block.drafts * each
         )

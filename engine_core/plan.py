@@ -44,6 +44,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
     ``budget``: drafts that all verify rows together have verified, shared out by the drafter's
     confidence; -1: all. ``accept_caps``: most drafts that a verify row accepts, where that is less
     than it verifies (mode cap-accept without confidence); empty: no such caps.
+
+    Of a draft with a window's pool: ``window_pages``, each once, have draft pages
+    ``window_drafts`` from this step on, 0 for none. ``window_lows``: the first position of a row's
+    sequence that has draft KV. Where the next whole page begins beyond the row's committed tokens,
+    it has no drafts.
     """
 
     step: int
@@ -59,6 +64,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
     page_ids: bytes  # int32[U]
     budget: int = -1
     accept_caps: bytes = b""  # int32[V], V verify rows, which come first
+    window_pages: bytes = b""  # int32[D], pages of the target's pool
+    window_drafts: bytes = b""  # int32[D], pages of the draft's pool
+    window_lows: bytes = b""  # int32[R]
 
     @property
     def num_rows(self) -> int:

@@ -61,6 +61,15 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
     for algorithm, (field, _) in BLOCK_FLAGS.items():
         if spec.name != algorithm and getattr(config, field) is not None:
             return Refused(field, f"needs --speculative-algorithm {algorithm}; leave it out")
+    window = config.speculative_draft_window_size
+    if window is not None and spec.name not in BLOCK_FLAGS:
+        return Refused(
+            "speculative_draft_window_size",
+            f"is of DFLASH and DSPARK, whose drafts keep a window alone; {spec.name} has "
+            f"{'KV of the whole context' if spec.has_model else 'no KV of its own'}; leave it out",
+        )
+    if window is not None and window < 1:
+        return Refused("speculative_draft_window_size", f"must be 1 or more, got {window}")
     sourced = NGRAM_BY_SOURCE[config.speculative_ngram_source] if spec is NGRAM else spec
     refused = refuse_ragged(config, sourced)
     if refused is not None:

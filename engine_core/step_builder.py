@@ -8,9 +8,11 @@ import numpy as np
 from ..cython_ext.request_table import DecodeRows
 from .ids import I32, U8, RowKind, i32
 from .plan import SlotInit, StepPlan
+from .window_steps import WindowChanges
 
 _KIND_VERIFY = bytes([RowKind.VERIFY])
 _RESOLVED_LATER = b"\xff\xff\xff\xff"  # int32 -1
+_NO_WINDOW = WindowChanges(b"", b"", b"")
 _NO_DECODE = DecodeRows(b"", b"", b"", b"", b"", 0)
 
 
@@ -50,6 +52,7 @@ class StepBuilder:
         self._late_bound = False
         self._accept_caps = b""
         self.budget = -1
+        self.window = _NO_WINDOW
         self.prefill_tokens = 0
         self._slots: list[int] = []
         self._kinds = bytearray()
@@ -84,6 +87,11 @@ class StepBuilder:
     def verify_slots(self) -> I32:
         """Slots of the verify rows, int32[V]."""
         return i32(self._decode.slots)
+
+    @property
+    def slots(self) -> I32:
+        """Slots of all rows so far, int32[R]."""
+        return i32(self._decode.slots + _int32(self._slots))
 
     @property
     def verify_caps(self) -> I32:
@@ -126,6 +134,7 @@ class StepBuilder:
             decode.page_ids + b"".join(self._page_ids),
             self.budget,
             self._accept_caps,
+            *self.window,
         )
         reasons = self._reasons
         if self._slots:

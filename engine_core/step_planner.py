@@ -73,12 +73,18 @@ class StepPlanner:
     def plan(self, step: int) -> Flight | None:
         """The step, or None where no request can have a row."""
         builder = StepBuilder(step)
+        windows = self._batch.windows
+        if windows is not None:
+            windows.begin(step)
         retractions = self._counters.retractions
         self._plan_decode(builder)
         self._continue_prefill(builder)
         if self._counters.retractions == retractions:
             self._admit(builder)
         self._plan_verify(builder)
+        slots = builder.slots
+        if windows is not None and len(slots):
+            builder.window = windows.changes(slots)
         return builder.build()
 
     def _plan_verify(self, builder: StepBuilder) -> None:
@@ -106,6 +112,8 @@ class StepPlanner:
         self._counters.held_rows += rows.held_back
         self._admission.ratio.decay()
         slots = i32(rows.slots)
+        if batch.windows is not None:
+            batch.windows.verify(batch.table, slots, i32(rows.q_caps))
         accept_caps: I32 | None = None
         if self._caps_accepts:
             accept_caps = np.minimum(self._accept_caps[slots], i32(rows.q_caps) - 1)
@@ -170,6 +178,8 @@ class StepPlanner:
         start = table.plan_chunk(slot, count, builder.step, int(emits))
         kind = RowKind.PREFILL_LAST if emits else RowKind.PREFILL
         builder.chunk(slot, kind, start, request.tokens()[start : start + count])
+        if self._batch.windows is not None:
+            self._batch.windows.chunk(slot, start, start + count, table.pages(slot))
         self._counters.chunks += 1
         if last:
             self._batch.start_decoding(running)

@@ -9,7 +9,7 @@ from ...cython_ext.step_rows import resolve_rows
 from ...engine_core.ids import I32, I64, U8, i32, u8
 from ...engine_core.plan import HostDrafts, StepPlan
 from .draft_room import draft_room
-from .staging import StagingShape, field_edges, field_lengths
+from .staging import StagingShape, field_edges
 from .tiers import Prefill
 
 
@@ -162,9 +162,22 @@ def fill(
         i32(plan.page_ids),
         np.array(entries, dtype=np.int32) if entries else None,
     )
-    caps = i32(plan.accept_caps)
-    end = sum(field_lengths(shape))
-    accepts = block[end - 1 - shape.rows : end - 1]
-    accepts[len(caps) :] = 0
-    accepts[: len(caps)] = caps
-    block[end - 1] = budget
+    caps, at = i32(plan.accept_caps), int(field_edges(shape)[-1])
+    block[at : at + shape.rows] = 0
+    block[at : at + len(caps)] = caps
+    block[at + shape.rows] = budget
+    if shape.window is not None:
+        places = slice(0, packed.rows) if behind is None else packed.places(behind)
+        _fill_window(block[at + shape.rows + 1 :], shape.window, plan, shape.rows, places)
+
+
+def _fill_window(room: I32, most: int, plan: StepPlan, rows: int, places: slice | I64) -> None:
+    """``room`` begins with the window's fields, of ``most`` pages; the plan's rows have
+    ``places``."""
+    moved = len(plan.window_pages) // 4
+    room[:moved] = i32(plan.window_pages)
+    room[most : most + moved] = i32(plan.window_drafts)
+    lows = room[2 * most : 2 * most + rows]
+    lows[:] = 0
+    lows[places] = i32(plan.window_lows)
+    room[2 * most + rows] = moved

@@ -196,7 +196,10 @@ class GpuStepRunner:
         tier = self._tiers.of(rows, tokens, False)
         if tier is None or self._graphs is None or tier not in self._replayed:
             return None
-        graph, state = self._graphs.get(tier).graph, self._step.state
+        captured, state = self._graphs.get(tier), self._step.state
+        # Draft pages have moved on since.
+        split_device(captured.block, captured.staging).window_count.zero_()
+        graph = captured.graph
         kept = [(t, t.clone()) for t in (state.seq_lens, state.last_tokens, state.out_counts)]
         state.seq_lens.sub_(steps).clamp_(min=0)
         torch.cuda.synchronize(self._device)

@@ -19,7 +19,7 @@ from ..models import GpuModel
 from ..models.block_net import GpuBlockNet
 from ..models.draft_net import GpuDraftNet
 from ..models.torch_block import block_of
-from ..speculative.device_drafter import LoadedModel
+from ..speculative.device_drafter import LoadedModel, window_of
 from ..speculative.drafter_maker import make_drafter
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
@@ -70,7 +70,8 @@ class GpuWorker:
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device, decides)
         self._model = model
         self._step = DeviceStep(model, kv, state, config.simulate_accept_length, ranks=ranks)
-        if draft is not None:
+        state.window = window_of(draft)
+        if draft is not None and state.window is None:
             self._step.pools = (kv, draft.kv)
         self._kv = kv
         self._wait = None if ranks is None else self._wait_for_ranks

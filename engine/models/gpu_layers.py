@@ -130,7 +130,7 @@ class GpuLayers:
             config.rms_norm_eps,
             self.rotary.cos,
             self.rotary.sin,
-            batch.positions,
+            batch.rotated,
             batch.kv_slots,
             key_cache,
             value_cache,

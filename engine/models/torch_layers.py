@@ -92,8 +92,9 @@ def begin_pass(
     masks: Sequence[RowMask] | None = None,
 ) -> LayerPass:
     """The pass of ``batch``, with as much of the rotary table as it needs."""
-    rotary.reserve(int(batch.positions.max()) + 1)
-    cos, sin = rotary.cos[batch.positions], rotary.sin[batch.positions]
+    positions = batch.rotated
+    rotary.reserve(int(positions.max()) + 1)
+    cos, sin = rotary.cos[positions], rotary.sin[positions]
     return LayerPass(config, batch, kv, cos, sin, reduce, masks)
 
 

@@ -5,6 +5,7 @@ import torch
 from ...engine_core.plan import SlotInit
 from ..forward_batch import ForwardBatch, RowGroup
 from ..models.torch_block import block_of
+from .block_window import BlockWindow
 from .device_drafter import DrafterContext, DraftRows, LoadedBlock, Verdict
 from .draft_law import DraftDraw, DraftLaw
 from .draft_ops import draft_ops
@@ -32,6 +33,10 @@ class BlockDrafter:
         self._page_table = context.page_table
         self._ops = draft_ops(device)
         self._constants = RowConstants(device)
+        self._window: BlockWindow | None = None
+        if draft.window is not None:
+            size = draft.kv.page_size
+            self._window = BlockWindow(draft.window, context.page_table, size, self._ops)
         self.bonus = torch.zeros(context.slots, dtype=torch.int64, device=device)
 
     def enter(self, init: SlotInit) -> None:
@@ -42,7 +47,12 @@ class BlockDrafter:
         shape, device = (self._block.drafts, len(rows.slots)), rows.slots.device
         first = torch.empty(shape[1], dtype=torch.int64, device=device)
         places, tokens = torch.empty(2, *shape, dtype=torch.int64, device=device).unbind()
-        hidden = self._net.forward(self._lay_out(rows, first, places), self._kv)
+        if self._window is None:
+            batch = self._lay_out(rows, first, places)
+        else:
+            rows, starts = self._window.begin(rows)
+            batch = self._window.view(self._lay_out(rows, first, places), rows, starts)
+        hidden = self._net.forward(batch, self._kv)
         picked = self._ops.pick_rows(places.view(-1), hidden).view(*shape, -1)
         draw: DraftDraw | None = None
         if rows.noise is not None:
@@ -58,7 +68,8 @@ class BlockDrafter:
     def align(self, verdict: Verdict) -> None:
         """Inject all that the target ran, and keep the newest tokens."""
         batch = verdict.batch
-        self._net.inject(verdict.features, batch.positions, batch.kv_slots, self._kv)
+        slots = batch.kv_slots if self._window is None else self._window.slots_of(batch.kv_slots)
+        self._net.inject(verdict.features, batch.positions, slots, self._kv)
         self._ops.keep_newest(verdict.slots, verdict.accept_lens, verdict.tokens, bonus=self.bonus)
 
     def reset(self) -> None:

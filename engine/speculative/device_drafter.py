@@ -12,6 +12,7 @@ from ..kv_pool import KVPool
 from ..models import Model
 from ..models.block_net import BlockNet
 from ..models.draft_net import DraftNet
+from ..window_pages import WindowPages
 from .draft_law import DraftLaw, DraftNoise
 
 
@@ -27,21 +28,32 @@ class LoadedDraft(NamedTuple):
 
 
 class LoadedBlock(NamedTuple):
-    """As LoadedDraft, of a draft that proposes whole blocks."""
+    """As LoadedDraft, of a draft that proposes whole blocks.
+
+    ``window``: where ``kv`` has which tokens, if it is a window's pool with pages of its own.
+    """
 
     net: BlockNet
     kv: KVPool
     shape: SpecShape
+    window: WindowPages | None = None
 
 
 LoadedModel = LoadedDraft | LoadedBlock
 
 
-def loaded_model(net: DraftNet | BlockNet, kv: KVPool, shape: SpecShape) -> LoadedModel:
-    """A draft model in memory, as what its network makes it."""
+def loaded_model(
+    net: DraftNet | BlockNet, kv: KVPool, shape: SpecShape, window: WindowPages | None = None
+) -> LoadedModel:
+    """A draft model in memory, as what its network makes it; ``window``: see LoadedBlock."""
     if isinstance(net, BlockNet):
-        return LoadedBlock(net, kv, shape)
+        return LoadedBlock(net, kv, shape, window)
     return LoadedDraft(net, kv, shape)
+
+
+def window_of(draft: LoadedModel | None) -> WindowPages | None:
+    """That of a draft whose pages are not the target's."""
+    return draft.window if isinstance(draft, LoadedBlock) else None
 
 
 class DrafterContext(NamedTuple):

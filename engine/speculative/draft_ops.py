@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels import block_layout, draft_ops_cpu
+from ...kernels import block_layout, draft_ops_cpu, window_layout
 
 Op = Callable[..., None]
 
 
 class DraftOps(NamedTuple):
-    """Functions named and described in ``kernels/draft_*.py`` and ``block_layout.py``, and
-    ``pick_rows``.
+    """Functions named and described in ``kernels/draft_*.py``, ``block_layout.py`` and
+    ``window_layout.py``, and ``pick_rows``.
     """
 
     extend_inputs: Op
@@ -28,6 +28,9 @@ class DraftOps(NamedTuple):
     pick_rows: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     block_layout: Op
     keep_newest: Op
+    window_starts: Op
+    window_layout: Op
+    draft_slots: Op
 
 
 def pick_rows(index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -49,6 +52,9 @@ _CPU = DraftOps(
     draft_ops_cpu.pick_rows,
     block_layout.block_layout,
     block_layout.keep_newest,
+    window_layout.window_starts,
+    window_layout.window_layout,
+    window_layout.draft_slots,
 )
 
 

@@ -13,6 +13,7 @@ from ...kernels.draft_nodes_gpu import select_tree, write_chains
 from ...kernels.draft_state_gpu import keep_state, take_state
 from ...kernels.draft_tree_gpu import expand_tree
 from ...kernels.embedding_gpu import embed
+from ...kernels.window_layout_gpu import draft_slots, window_layout, window_starts
 from ..dependent_launch import launches_dependents
 from .draft_ops import DraftOps
 
@@ -37,4 +38,7 @@ def gpu_draft_ops(device: torch.device) -> DraftOps:
         pick_rows=partial(embed, pdl=pdl),
         block_layout=partial(block_layout, pdl=pdl),
         keep_newest=partial(keep_newest, pdl=pdl),
+        window_starts=partial(window_starts, pdl=pdl),
+        window_layout=partial(window_layout, pdl=pdl),
+        draft_slots=partial(draft_slots, pdl=pdl),
     )

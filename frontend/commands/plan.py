@@ -141,6 +141,12 @@ def plan_table(plan: MemoryPlan) -> str:
     lines.append(f"{'KV a token':<26}{plan.kv_bytes_per_token:>10,} bytes")
     if plan.draft_kv_bytes_per_token:
         lines.append(f"{'draft KV a token':<26}{plan.draft_kv_bytes_per_token:>10,} bytes")
+    if plan.draft_window_pages:
+        lines.append(
+            f"{'draft KV, its window':<26}{plan.draft_kv_bytes / GIB:>10.3f} GiB  "
+            f"{plan.draft_window_pages:,} pages; as many as the target's would take "
+            f"{plan.full_draft_kv_bytes / GIB:.3f} GiB"
+        )
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from outrider.engine.speculative.block_drafter import BlockDrafter
 from outrider.engine.step import StepRunner
 from outrider.engine.worker import TorchWorker
 from outrider.engine_core.assembly import assemble
-from outrider.engine_core.config import EngineConfig, resolve_config
+from outrider.engine_core.config import EngineConfig, is_speculation, resolve_config
 from outrider.engine_core.core import EngineCore
 from outrider.engine_core.draft_config import DraftConfig, SpecShape
 from outrider.engine_core.draft_source import DraftSource
@@ -33,7 +33,6 @@ from .tiny import write_checkpoint
 
 CPU = torch.device("cpu")
 VOCAB = 16
-IMPLEMENTATION = "outrider.engine.speculative.block_drafter:make"
 DRAFTS = ("dflash", "dspark", "random-dspark")
 
 
@@ -98,8 +97,7 @@ class BlockCore:
 @contextmanager
 def block_core(target: Path, name: str | None, **flags: object) -> Iterator[BlockCore]:
     """A core that drafts with one of DRAFTS, or with none."""
-    needs_drafts = ("simulate_accept_length",)
-    plain = {flag: value for flag, value in flags.items() if flag not in needs_drafts}
+    plain = {flag: value for flag, value in flags.items() if not is_speculation(flag)}
     site: Site = find_site(tiny_config(target, None, **plain))
     loaded = load_rank(site)
     config: EngineConfig = site.config
@@ -112,7 +110,7 @@ def block_core(target: Path, name: str | None, **flags: object) -> Iterator[Bloc
         net = TorchBlock(weights, made, loaded.model, torch.float32, CPU)
         config = tiny_config(
             target,
-            "STANDALONE",
+            made.algorithm,
             speculative_draft_model_path=str(target),
             speculative_num_steps=count,
             speculative_eagle_topk=1,
@@ -127,9 +125,6 @@ def block_core(target: Path, name: str | None, **flags: object) -> Iterator[Bloc
     try:
         resolved = resolve_config(config, worker.info())
         assert not isinstance(resolved, Refused), str(resolved)
-        if resolved.drafter is not None:
-            drafter = msgspec.structs.replace(resolved.drafter, implementation=IMPLEMENTATION)
-            resolved = msgspec.structs.replace(resolved, drafter=drafter)
         worker.prepare(resolved)
         made_core = assemble(resolved, worker, StepTimes([1, 64], [1e-3, 2e-3]), None, None)
         yield BlockCore(made_core.core, worker)

@@ -9,9 +9,11 @@ import pytest
 
 from outrider.engine_core import model_path
 from outrider.engine_core.block_shape import block_notes, resolve_block
-from outrider.engine_core.config import EngineConfig, refuse_config, resolve_config
+from outrider.engine_core.config import CoreConfig, EngineConfig, refuse_config, resolve_config
 from outrider.engine_core.draft_config import SpecShape
 from outrider.engine_core.draft_source import DraftSource, find_draft
+from outrider.engine_core.draft_window import WindowPool
+from outrider.engine_core.drafter_spec import DraftKV
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.refusal import Refused, RefusedError
 from outrider.engine_core.speculative_config import apply_speculative_config
@@ -275,3 +277,51 @@ def test_the_embedded_targets_block_drafts_are_found_by_themselves(
     for algorithm in ("DFLASH", "DSPARK"):
         folder = models / f"pycoder-11m-{algorithm.lower()}"
         assert source(algorithm, model="pycoder").folder == folder
+
+
+WINDOW = "speculative_draft_window_size"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "fields", "says"),
+    [
+        ("NGRAM", {}, "NGRAM has no KV of its own; leave it out"),
+        ("EAGLE3", {}, "EAGLE3 has KV of the whole context; leave it out"),
+        (None, {}, "needs --speculative-algorithm"),
+        ("DFLASH", {WINDOW: 0}, "must be 1 or more, got 0"),
+        ("DFLASH", {WINDOW: 9}, "9 is less than the 10 tokens that a step verifies"),
+        ("DSPARK", {WINDOW: 7, GAMMA: 7}, "7 is less than the 8 tokens that a step verifies"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(
+    algorithm: str | None, fields: dict[str, Any], says: str
+) -> None:
+    given = {WINDOW: 64, **fields}
+    refused = refuse_config(config(algorithm, **given))
+    if refused is None:
+        assert algorithm is not None
+        found = shape(algorithm, **given)
+        assert isinstance(found, Refused)
+        refused = found
+    assert refused.field == WINDOW
+    assert says in refused.reason
+
+
+def test_a_window_gives_the_draft_a_pool_of_its_own() -> None:
+    info = WorkerInfo(
+        vocab_size=9, context_length=500, num_pages=99, page_size=16, max_slots=8, eos_ids=(),
+        weight_bytes=1, kv_bytes_per_token=1, num_threads=1, device="cpu", dtype="float32",
+    )  # fmt: skip
+    for asked, window in ((None, 0), (64, 64), (10_000, 500)):
+        given = {WINDOW: asked, STEPS: 9, TOPK: 1, NODES: 10, "max_running_requests": 4}
+        found = resolve_config(config("DFLASH", **given), info)
+        assert isinstance(found, CoreConfig)
+        assert found.drafter is not None
+        if asked is None:
+            assert (found.window_pool, found.kv_reach) == (None, 10)
+            assert found.drafter.draft_kv is DraftKV.SHARED_SLOTS
+            continue
+        pages = 4 * -(-(window + 15 + 3 * 10) // 16) + 1
+        assert found.window_pool == WindowPool(window, pages)
+        assert found.drafter.draft_kv is DraftKV.WINDOW_POOL
+        assert found.kv_reach == 0

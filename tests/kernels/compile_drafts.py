@@ -28,6 +28,7 @@ from outrider.kernels import (
     rejection_sample_gpu,
     rms_norm_gpu,
     verify_lens_gpu,
+    window_layout_gpu,
 )
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -81,6 +82,23 @@ def main() -> None:
     for fixed in ({}, {"rows": 1, "first_row": 1, "ROWS": 1}):
         compile_one(block_layout_gpu._block_layout, layout, **{**sizes, **fixed})
     compile_one(block_layout_gpu._keep_newest, blocks, BLOCK=16, PDL=True)
+
+    views = {
+        "i": "table lows pages drafts count slots row_lows caps seq_lens starts block_caps cu_q "
+        "page_table kv_lens",
+        "l": "positions kv_slots places out",
+    }
+    compile_one(window_layout_gpu._apply_window, views, BLOCK=256)
+    compile_one(window_layout_gpu._apply_window, views, BLOCK=256, rows=1)
+    laid = {"PAGE_SIZE": 16, "NODES": 16, "COLUMNS": 256, "PADDING": 64, "PDL": True}
+    ones = {"rows": 1, "view": 1, "columns": 1, "table_stride": 1, "COLUMNS": 1, "PAGE_SIZE": 1}
+    for fixed in ({}, ones):
+        compile_one(window_layout_gpu._window_layout, views, **{**laid, **fixed})
+    sizes = {"PAGE_SIZE": 16, "BLOCK": 128, "PDL": True}
+    for fixed in ({}, {"rows": 1, "window": 1, "BLOCK": 1, "PAGE_SIZE": 1}):
+        compile_one(window_layout_gpu._window_starts, views, **{**sizes, **fixed})
+    for fixed in ({}, {"tokens": 1, "PAGE_SIZE": 1}):
+        compile_one(window_layout_gpu._draft_slots, views, **{**sizes, **fixed})
 
     injected = {
         "h": "kv bias k_norms cache",

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-import msgspec
 import torch
 
 from outrider.engine.agreement import Ranks
@@ -14,9 +13,11 @@ from outrider.engine.models import GpuModel
 from outrider.engine.models.block_net import BlockNet
 from outrider.engine.models.draft_net import DraftNet
 from outrider.engine.speculative.device_drafter import LoadedModel, loaded_model
+from outrider.engine.window_pages import WindowPages
 from outrider.engine_core.assembly import Assembly, assemble
 from outrider.engine_core.config import EngineConfig, resolve_config
 from outrider.engine_core.draft_config import SpecShape
+from outrider.engine_core.draft_window import window_pool
 from outrider.engine_core.model_config import ModelConfig
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.step_times import StepTimes
@@ -86,13 +87,11 @@ def device_core(
     trace: TraceWriter | None = None,
     ranks: Ranks | None = None,
     draft: tuple[DraftNet | BlockNet, SpecShape] | None = None,
-    implementation: str | None = None,
     **flags: object,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     """An assembled core on a GpuWorker; the step times say that drafts are cheap.
 
-    ``draft``: the draft model of the flags' algorithm, and how it drafts. ``implementation``: of
-    the drafter, in place of the algorithm's own.
+    ``draft``: the draft model of the flags' algorithm, and how it drafts.
     """
     fields: dict[str, object] = {
         "max_running_requests": SLOTS // 2,
@@ -119,16 +118,18 @@ def device_core(
     loaded: LoadedModel | None = None
     if draft is not None:
         net, shape = draft
-        drafts = KVPool(kv.num_pages, page_size, net.config.model, net.dtype, DEVICE)
+        width, count = shape.num_draft_tokens, kv.num_pages
+        pool, window = window_pool(config, CONTEXT, page_size, width), None
+        if pool is not None:
+            window = WindowPages(pool, width, count, page_size, SLOTS + 1, DEVICE)
+            count = pool.pages - 1
+        drafts = KVPool(count, page_size, net.config.model, net.dtype, DEVICE)
         # Rows that do not draft read what was never written: no NaN, which the interpreter refuses.
         drafts.data.fill_(100.0)
-        loaded = loaded_model(net, drafts, shape)
+        loaded = loaded_model(net, drafts, shape, window)
     worker = GpuWorker(info, config, model, kv, pages, ranks, loaded)
     resolved = resolve_config(config, info)
     assert not isinstance(resolved, Refused), str(resolved)
-    if implementation is not None and resolved.drafter is not None:
-        drafter = msgspec.structs.replace(resolved.drafter, implementation=implementation)
-        resolved = msgspec.structs.replace(resolved, drafter=drafter)
     worker.prepare(resolved)
     times = StepTimes([1, 100], [1e-3, 1.1e-3])
     try:

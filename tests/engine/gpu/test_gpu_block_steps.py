@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.engine.gpu import worker as worker_module
 from outrider.engine.gpu.tiers import Tiers, block_sizes
 from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.models import load_model
@@ -23,10 +24,11 @@ from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.sampling_params import SamplingParams
 
-from ..block_cores import IMPLEMENTATION, VOCAB, draft_config, draft_weights, write_target
+from ..block_cores import VOCAB, draft_config, draft_weights, write_target
 from ..block_nets import CPU
 from ..cores import drive, request, tokens_of
 from .device_cores import device_core
+from .eager_graphs import GRAPHS
 from .gpu_driver import DEVICE
 
 DTYPE = torch.float32
@@ -62,6 +64,7 @@ def started(
     name: str | None,
     page_size: int = 16,
     disable_cuda_graph: bool = DEVICE.type == "cpu",
+    window: int | None = None,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     known = load_model_config(folder)
     model = GpuDecoder(Checkpoint(folder), known, DTYPE, DEVICE)
@@ -72,23 +75,30 @@ def started(
         weights = draft_weights(name, config, load_model(folder, known, DTYPE, CPU))
         net = GpuBlock(weights, config, model, DTYPE, DEVICE)
         flags |= {
-            "speculative_algorithm": "STANDALONE",
+            "speculative_algorithm": config.algorithm,
             "speculative_draft_model_path": str(folder),
             "speculative_num_steps": DRAFTS,
             "speculative_eagle_topk": 1,
             "speculative_num_draft_tokens": DRAFTS + 1,
             "draft": (net, SpecShape(DRAFTS, 1, DRAFTS + 1)),
-            "implementation": IMPLEMENTATION,
+            "speculative_draft_window_size": window,
         }
     with device_core(model, known, **flags) as made:
         yield made
 
 
-def run(folder: Path, name: str | None, page_size: int = 16) -> tuple[Tokens, int]:
+def run(
+    folder: Path, name: str | None, page_size: int = 16, window: int | None = None
+) -> tuple[Tokens, int]:
     """Tokens, and how many drafts were accepted."""
-    with started(folder, name, page_size) as (assembly, _):
+    with started(folder, name, page_size, window=window) as (assembly, _):
         outputs = drive(assembly.core, requests())
         accepted = assembly.core.scheduler.counters.spec_accepted_tokens
+        windows = assembly.core.scheduler.windows
+        assert (windows is None) == (window is None)
+        if windows is not None:
+            assert windows.drafts > 0
+            assert windows.stats.live_pages == windows.stats.deferred_pages == 0
     return {rid: tokens_of(some) for rid, some in outputs.items()}, accepted
 
 
@@ -113,6 +123,54 @@ def test_every_draft_gives_the_tokens_of_plain_decoding(
     tokens, accepted = run(target, name, page_size)
     assert tokens == plain
     assert accepted > 0 or name != "dspark"
+
+
+@pytest.mark.parametrize(
+    ("name", "page_size", "window"),
+    [
+        ("dflash", 16, 4),
+        pytest.param("dspark", 1, 5, marks=pytest.mark.gpu),
+        pytest.param("dflash", 1, 4, marks=pytest.mark.gpu),
+        pytest.param("dspark", 16, 20, marks=pytest.mark.gpu),
+        pytest.param("random-dspark", 1, 7, marks=pytest.mark.gpu),
+    ],
+)
+def test_a_window_gives_the_tokens_of_plain_decoding(
+    target: Path, plain: Tokens, name: str, page_size: int, window: int
+) -> None:
+    tokens, accepted = run(target, name, page_size, window)
+    assert tokens == plain
+    assert accepted > 0 or name != "dspark"
+
+
+def test_windows_move_in_a_graphs_block(
+    target: Path, plain: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose rows stand apart, with padding between and behind them."""
+    monkeypatch.setattr(worker_module, "StepGraphs", GRAPHS)
+    with started(target, "dspark", 1, disable_cuda_graph=False, window=5) as (assembly, worker):
+        outputs = drive(assembly.core, requests())
+        counts = worker.counts
+    assert {rid: tokens_of(some) for rid, some in outputs.items()} == plain
+    assert counts.replays > 0
+    assert counts.prefill_replays > 0
+
+
+@pytest.mark.parametrize("name", ["dflash", pytest.param("dspark", marks=pytest.mark.gpu)])
+def test_a_window_over_everything_accepts_the_same_drafts(
+    target: Path, plain: Tokens, name: str
+) -> None:
+    assert run(target, name, 16, 1000) == run(target, name, 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_windowed_steps_replay_their_graph(target: Path, name: str) -> None:
+    with started(target, name, 1, window=5) as (assembly, worker):
+        outputs = drive(assembly.core, requests())
+        counts = worker.counts
+    assert counts.replays == counts.decode_steps > 0
+    assert {rid: tokens_of(some) for rid, some in outputs.items()} == run(target, None)[0]
 
 
 @pytest.mark.gpu
