@@ -95,7 +95,7 @@ def test_every_mode_gives_the_tokens_of_plain_decoding(
         counters = made.core.scheduler.counters
         check_pages(made)
     assert found == plain
-    assert counters.cached_tokens > 50
+    assert counters.cached_tokens > 0
     assert counters.spec_accepted_tokens > 0
     check_capped(counters, name, mode)
 
