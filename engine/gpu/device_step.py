@@ -214,13 +214,7 @@ class DeviceStep:
                 noise,
             )
         )
-        if law is None:
-            return None
-        held = output.proposed
-        if self.ragged is not None and self.ragged.caps:
-            # A cap ends what a row accepts; each of its drafts is still held against its law.
-            held = held.clone()
-        return Drawn(law, held)
+        return None if law is None else Drawn(law, output.proposed)
 
     def _lay_out(
         self, staging: StagingViews, shape: StepShape, starts: torch.Tensor

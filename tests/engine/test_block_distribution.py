@@ -34,6 +34,7 @@ class Drawn(NamedTuple):
 
     p: float
     counters: Counters
+    found: Counter[Tokens]
 
 
 def fair(weights: BlockWeights) -> None:
@@ -102,7 +103,7 @@ def drawn(
         found = Counter(tokens[1:] for tokens in draw(made.core, length, more=MORE))
         counters = made.core.scheduler.counters
     assert counters.spec_accepted_tokens > 1_500
-    return Drawn(p_value(law_of(place, vocab, length), found), counters)
+    return Drawn(p_value(law_of(place, vocab, length), found), counters, found)
 
 
 def dspark(place: Path, mode: str) -> Drawn:
@@ -111,17 +112,19 @@ def dspark(place: Path, mode: str) -> Drawn:
     return drawn(place, 6, "dspark", fair, TIMES, share, speculative_ragged_verify_mode=mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_dsparks_triples_follow_the_joint_law(place: Path, mode: str) -> None:
-    p, counters = dspark(place, mode)
-    assert p > LEAST_P
-    drafts, verified = counters.spec_drafts, counters.spec_draft_tokens
-    assert (verified > 2.8 * drafts) == (mode == "static")
-    assert (counters.trimmed_drafts > 10_000) == (mode == "cap-accept")
+def test_dsparks_triples_follow_the_joint_law(place: Path) -> None:
+    drawn = {mode: dspark(place, mode) for mode in MODES}
+    for mode, (p, counters, _) in drawn.items():
+        assert p > LEAST_P
+        drafts, verified = counters.spec_drafts, counters.spec_draft_tokens
+        assert (verified > 2.8 * drafts) == (mode == "static")
+        assert (counters.trimmed_drafts > 1_000) == (mode == "cap-accept")
+    assert drawn["compact"].found == drawn["cap-accept"].found
+    assert drawn["compact"].found != drawn["static"].found
 
 
 def test_pairs_follow_it_where_an_sps_table_says_what_is_verified(place: Path, costs: str) -> None:
-    p, counters = drawn(
+    p, counters, _ = drawn(
         place, 16, "dspark", fair, speculative_ragged_verify_mode="compact",
         speculative_dspark_sps_table_path=costs,
     )  # fmt: skip
@@ -131,23 +134,23 @@ def test_pairs_follow_it_where_an_sps_table_says_what_is_verified(place: Path, c
 
 
 def test_dflashs_triples_follow_the_joint_law(place: Path) -> None:
-    p, counters = drawn(place, 6, "dflash")
+    p, counters, _ = drawn(place, 6, "dflash")
     assert p > LEAST_P
     assert counters.spec_draft_tokens > 2.8 * counters.spec_drafts
 
 
 def test_dflashs_pairs_follow_it_where_the_length_policy_caps(place: Path) -> None:
-    p, counters = drawn(
+    p, counters, _ = drawn(
         place, 16, "dflash", None, DEAR, speculative_ragged_verify_mode="cap-accept",
         speculative_length_policy="auto",
     )  # fmt: skip
     assert p > LEAST_P
     assert counters.spec_draft_tokens < 2 * counters.spec_drafts
-    assert counters.trimmed_drafts > 4_000
+    assert counters.trimmed_drafts > 500
 
 
 def test_triples_follow_it_under_the_coupled_rule(place: Path) -> None:
-    p, counters = drawn(
+    p, counters, _ = drawn(
         place, 6, "dspark", fair, TIMES, 0.4, speculative_ragged_verify_mode="cap-accept",
         speculative_use_rejection_sampling=False,
     )  # fmt: skip
