@@ -1,14 +1,14 @@
-"""How true DSPARK's confidence is: expected calibration error by draft position, without and with STS.
+"""How true DSPARK's confidence is: its calibration error by draft position, without and with STS.
 
     python benchmarks/bench_confidence.py --prompts work/corpus/selection.npy --json confidence.json
 
-The engine decodes greedily, verifies every draft and records a trace (``OUTRIDER_TRACE``), which has
-the confidence and the accept length of every verify step. A sample is one row of a step with room
-for all drafts: survival, the product of confidence up to a position, beside whether the position
-was accepted. The error is that of 15 equal-width bins of survival (docs/verify_planner.md).
-``ece_before`` has all temperatures 1, ``ece_after`` those of ``--sts``, by default of the draft's own
-sts.json; a draft without one is fitted to every second request and tried on the others. ``--npz``
-keeps the samples for ``outrider profile sts``.
+The engine decodes greedily, verifies every draft and records a trace (``OUTRIDER_TRACE``), which
+has the confidence and the accept length of every verify step. A sample is one row of a step with
+room for all drafts: survival, the product of confidence up to a position, beside whether the
+position was accepted. The error is that of 15 equal-width bins of survival
+(docs/verify_planner.md). ``ece_before`` has all temperatures 1, ``ece_after`` those of ``--sts``,
+by default of the draft's own sts.json; a draft without one is fitted to every second request and
+tried on the others. ``--npz`` keeps the samples for ``outrider profile sts``.
 
 ``--prompts``: token ids (.npy, documents behind each other as benchmarks/python_corpus.py writes
 them), prompts (.jsonl, field ``prompt``), or any other text file. Ids and texts are cut into pieces
@@ -25,18 +25,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from outrider.engine.build import TRACE_VARIABLE, build_engine
 from outrider.engine_core.config import EngineConfig
+from outrider.engine_core.draft_source import find_draft
 from outrider.engine_core.ids import F32, I32, I64, RowKind, i32, u8
 from outrider.engine_core.messages import GenerateRequest
+from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.plan import StepPlan, StepResult
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.engine_core.step_times import F64
 from outrider.engine_core.sts_table import (
     BINS,
+    STS_FILE,
     calibration_error,
     confidence,
     fit_sts,
@@ -60,7 +64,7 @@ class Samples(NamedTuple):
 
 
 def read_prompts(path: Path, model: Path, tokens: int, count: int) -> list[I32]:
-    """``count`` prompts at most, spread over the file. Raises SystemExit for one that is too short."""
+    """``count`` prompts at most, spread over the file. Raises SystemExit for too short a file."""
     if path.suffix == ".npy":
         return _pieces(np.load(path).astype(np.int32), tokens, count)
     from tokenizers import Tokenizer
@@ -138,8 +142,33 @@ def errors(samples: Samples, temperatures: Sequence[float]) -> list[float]:
     survival: F64 = np.cumprod(confidence(samples.logits, np.array(temperatures)), axis=1)
     accepted = samples.accepted.astype(np.float64)
     return [
-        round(calibration_error(survival[:, k], accepted[:, k]), 5) for k in range(len(temperatures))
+        round(calibration_error(survival[:, k], accepted[:, k]), 5)
+        for k in range(len(temperatures))
     ]
+
+
+def judge(samples: Samples, sts: Path | None) -> dict[str, object]:
+    """Errors by position without and with STS, of ``sts`` or of a table fitted to half of them."""
+    logits, accepted, serials = samples
+    temperatures: Sequence[float]
+    if sts is not None:
+        source, tried = str(sts), samples
+        temperatures = read_sts(str(sts), logits.shape[1]).temperatures
+    else:
+        mine = serials % 2 == 0
+        source = "fitted to every second request, tried on the others"
+        tried = Samples(logits[~mine], accepted[~mine], serials[~mine])
+        temperatures = fit_sts(logits[mine], accepted[mine]).temperatures
+    after = errors(tried, temperatures)
+    return {
+        "sts": source,
+        "temperatures": [round(value, 4) for value in temperatures],
+        "samples_tried": len(tried.logits),
+        "accepted": [round(float(value), 4) for value in tried.accepted.mean(axis=0)],
+        "ece_before": errors(tried, [1.0] * logits.shape[1]),
+        "ece_after": after,
+        "worst_after": max(after),
+    }
 
 
 def main() -> int:
@@ -154,15 +183,13 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--sts", help="an STS table other than the draft's own")
+    parser.add_argument("--sts", type=Path, help="an STS table other than the draft's own")
     parser.add_argument("--least", type=int, default=LEAST, help="samples that are needed")
     parser.add_argument("--npz", type=Path, help="keep the samples for `outrider profile sts`")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
     begin = time.perf_counter()
     folder = resolve_model(args.model)
-    if not isinstance(folder, Path):
-        raise SystemExit(f"--model: {folder}")
     prompts = read_prompts(args.prompts, folder, args.prompt_tokens, args.count)
     config = EngineConfig(
         model=args.model,
@@ -176,14 +203,13 @@ def main() -> int:
         speculative_ragged_verify_mode="compact",
         skip_tokenizer_init=True,
     )
-    found, gamma = draft_of(config)
-    own = args.sts or found
+    source = find_draft(config, load_model_config(folder))
+    assert source is not None
+    gamma, own = source.shape.steps, source.folder / STS_FILE
     with tempfile.TemporaryDirectory() as place:
         ones, trace = Path(place, "ones.json"), Path(place, "trace")
         ones.write_text(json.dumps({"temperatures": identity_sts(gamma).temperatures}))
-        config = msgspec.structs.replace(
-            config, speculative_dspark_confidence_sts_path=str(ones)
-        )
+        config = msgspec.structs.replace(config, speculative_dspark_confidence_sts_path=str(ones))
         record(config, prompts, args.new_tokens, trace)
         samples = read_samples(trace, gamma)
     report = {
@@ -192,7 +218,8 @@ def main() -> int:
         "prompts": len(prompts),
         "samples": len(samples.logits),
         "bins": BINS,
-        **judge(samples, own),
+        "new_tokens": args.new_tokens,
+        **judge(samples, args.sts or (own if own.is_file() else None)),
         "seconds": round(time.perf_counter() - begin, 1),
     }
     if args.npz is not None:
