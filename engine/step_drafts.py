@@ -107,20 +107,21 @@ class StepDrafts:
     def held(
         self, plan: StepPlan, drafts: HostDrafts | None, batch: ForwardBatch, node_cu: I32
     ) -> NodeDrafts | None:
-        """The drafts that the step's nodes are held against, where they were drawn.
-
-        ``node_cu`` int32[R + 1].
+        """The drafts that the step's nodes are held against, where they were drawn: none beyond a
+        cap. ``node_cu`` int32[R + 1].
         """
         if self._law is None or drafts is None:
             return None
         asked = (u8(plan.kinds) == RowKind.VERIFY) & (i32(plan.q_caps) > 1)
+        counts = i32(drafts.counts)
+        counts = counts.copy() if self.most is None else np.minimum(counts, self.most - 1)
         row_of_node = np.repeat(np.arange(len(asked)), np.diff(node_cu))
         return node_drafts(
             self._law,
             batch.logits_index,
             torch.from_numpy(row_of_node),
             batch.cu_q,
-            torch.from_numpy(i32(drafts.counts).copy()),
+            torch.from_numpy(counts),
             torch.from_numpy(np.cumsum(asked) - 1),
             batch.input_ids,
         )

@@ -22,7 +22,7 @@ def draw_drafts(
 
     In: logits [N, V] of any float dtype; token_ids int64[V], the target's id of each draft id, or
     None where they are the same. temperatures float32[N], 1e-5 at least counts; seeds int64[N], the
-    requests'; sampled bool[N]; positions int64[N], where in the sequence the token will stand.
+    requests'; sampled bool[N]; positions int64[N], which part of a seed's noise is the row's.
 
     Out: tokens int64[N, 1], ids of the target; of rows that are not sampled the likeliest, the
     lower id among equals. Of a row with a NaN or +inf the token is some id. Nothing is raised.

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...engine_core.drafter_spec import MAX_DRAFT_TOKENS
 from .draft_ops import DraftOps
 
 
@@ -35,8 +36,9 @@ class DraftDraw:
 
     ``slots`` int32[R]; ``seq_lens`` int32[S], the place of each slot's newest token;
     ``token_ids`` int64[Vd] and ``draft_ids`` int32[V]: the draft's vocabulary, None where it is the
-    target's. Draft i of a row will stand i + 1 behind its newest token, and is drawn with the noise
-    of that position.
+    target's. The noise of draft i is keyed by the place of the row's newest token and by i, so that
+    no two rounds share any: the confidence of drafts that were never reached has a say in later
+    rounds' lengths, which must not know the drafts that they are of.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class DraftDraw:
         self._kept[level].copy_(logits)
         self._ops.draw_drafts(
             logits, self._token_ids, self._temperatures, self._sampled, self._seeds,
-            self._newest + (level + 1), tokens=tokens[:, None],
+            self._newest * MAX_DRAFT_TOKENS + level, tokens=tokens[:, None],
         )  # fmt: skip
 
     def law(self) -> DraftLaw:

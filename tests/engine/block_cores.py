@@ -1,6 +1,6 @@
 """Whole cores on a CPU whose drafts come from tiny block drafts, built without a folder."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from .tiny import write_checkpoint
 
 CPU = torch.device("cpu")
 VOCAB = 16
+TIMES = StepTimes([1, 64], [1e-3, 2e-3])
 DRAFTS = ("dflash", "dspark", "random-dspark")
 
 
@@ -47,12 +48,12 @@ def write_target(folder: Path) -> Path:
     return folder
 
 
-def draft_config(name: str, target: ModelConfig) -> DraftConfig:
+def draft_config(name: str, target: ModelConfig, drafts: int = 3) -> DraftConfig:
     model = msgspec.structs.replace(target, context_length=target.context_length + 128)
     if name == "dflash":
-        return block_config((0, 9), (False, True), 3, 1, None, (1, 2), model)
+        return block_config((0, 9), (False, True), drafts, 1, None, (1, 2), model)
     return block_config(
-        (0,), (False,), 3, 0, "vanilla", (1, 2), model, confidence=True,
+        (0,), (False,), drafts, 0, "vanilla", (1, 2), model, confidence=True,
         confidence_with_markov=True,
     )  # fmt: skip
 
@@ -63,15 +64,16 @@ def draft_weights(name: str, config: DraftConfig, target: TargetModel) -> BlockW
     if name != "dspark":
         return weights
     scratch = msgspec.structs.replace(config.model, num_hidden_layers=2)
+    vocab = config.model.vocab_size
     rows = []
-    for token in range(VOCAB):
+    for token in range(vocab):
         kv = KVPool(1, 16, scratch, torch.float32, CPU)
         batch = make_batch([Query(Sequence(), [token])], Pages(1, 16, 0))
         rows.append(target.logits(target.forward(batch, kv))[0].clone())
     table = torch.stack(rows)
-    weights.markov = MarkovWeights(torch.eye(VOCAB), 20 * table.t().contiguous())
+    weights.markov = MarkovWeights(torch.eye(vocab), 20 * table.t().contiguous())
     assert weights.confidence is not None
-    weights.confidence.weight = torch.ones(config.model.hidden_size + VOCAB)
+    weights.confidence.weight = torch.ones(config.model.hidden_size + vocab)
     return weights
 
 
@@ -94,19 +96,32 @@ class BlockCore:
         return drafts.drafter
 
 
+Change = Callable[[BlockWeights], None]
+
+
 @contextmanager
-def block_core(target: Path, name: str | None, **flags: object) -> Iterator[BlockCore]:
-    """A core that drafts with one of DRAFTS, or with none."""
+def block_core(
+    target: Path,
+    name: str | None,
+    drafts: int = 3,
+    change: Change | None = None,
+    times: StepTimes = TIMES,
+    /,
+    **flags: object,
+) -> Iterator[BlockCore]:
+    """A core that drafts with one of DRAFTS, or with none; ``change`` edits its weights."""
     plain = {flag: value for flag, value in flags.items() if not is_speculation(flag)}
     site: Site = find_site(tiny_config(target, None, **plain))
     loaded = load_rank(site)
     config: EngineConfig = site.config
     if name is not None:
-        made = draft_config(name, load_model_config(target))
+        made = draft_config(name, load_model_config(target), drafts)
         assert made.block is not None
         count = made.block.drafts
         shape = SpecShape(count, 1, count + 1)
         weights = draft_weights(name, made, loaded.model)
+        if change is not None:
+            change(weights)
         net = TorchBlock(weights, made, loaded.model, torch.float32, CPU)
         config = tiny_config(
             target,
@@ -126,7 +141,7 @@ def block_core(target: Path, name: str | None, **flags: object) -> Iterator[Bloc
         resolved = resolve_config(config, worker.info())
         assert not isinstance(resolved, Refused), str(resolved)
         worker.prepare(resolved)
-        made_core = assemble(resolved, worker, StepTimes([1, 64], [1e-3, 2e-3]), None, None)
+        made_core = assemble(resolved, worker, times, None, None)
         yield BlockCore(made_core.core, worker)
     finally:
         worker.shutdown()

@@ -51,8 +51,8 @@ def laws_after(
     return laws
 
 
-def draw(core: EngineCore, length: int, wanted: ref.Params = WARM) -> list[Prefix]:
-    """Outputs of many seeded requests."""
+def draw(core: EngineCore, length: int, wanted: ref.Params = WARM, more: int = 0) -> list[Prefix]:
+    """The first tokens of many seeded requests, which go on for some ``more``."""
     requests = [
         request(
             str(seed),
@@ -66,14 +66,14 @@ def draw(core: EngineCore, length: int, wanted: ref.Params = WARM) -> list[Prefi
                 presence_penalty=wanted.presence,
                 frequency_penalty=wanted.frequency,
                 logit_bias=wanted.bias,
-                max_new_tokens=length,
+                max_new_tokens=length + more,
                 seed=seed,
                 ignore_eos=True,
             ),
         )
         for seed in range(DRAWS)
     ]
-    return [tuple(tokens_of(outputs)) for outputs in drive(core, requests).values()]
+    return [tuple(tokens_of(outputs)[:length]) for outputs in drive(core, requests).values()]
 
 
 def p_value(joint: dict[Prefix, float], found: Counter[Prefix]) -> float:
