@@ -153,11 +153,6 @@ def algorithm_of(speculation: Speculation | None) -> str:
     return "NONE" if speculation is None else speculation.algorithm
 
 
-def algorithm_of(speculation: Speculation | None) -> str:
-    """Its algorithm; NONE with speculation off."""
-    return "NONE" if speculation is None else speculation.algorithm
-
-
 def config_of(row: dict[str, int], speculation: Speculation | None) -> EngineConfig:
     """The engine configuration of one row of the covering array."""
     steps, topk, nodes = (None, None, None)

@@ -20,9 +20,9 @@ from ..engine_core.memory_parts import CONTEXT_BYTES, OVERRUN_TOKENS
 from ..engine_core.memory_plan import MemoryPlan, plan_memory
 from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
 from ..engine_core.model_path import ModelNotFound, resolve_model
+from ..engine_core.ragged_verify import own_sts
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.safetensors_header import HeaderError, tensor_dtypes
-from ..engine_core.sts_table import STS_FILE
 from ..engine_core.tensor_parallel import refuse_devices, shard_model
 from ..engine_core.worker import WorkerInfo
 from .agreement import Ranks
@@ -227,12 +227,15 @@ def _resolved(config: EngineConfig, draft: DraftSource) -> EngineConfig:
     """The configuration with the draft's shape and the temperatures that come with its confidence
     head; says on standard error what that changes.
     """
-    for note in draft.notes:
+    config, notes = config.with_shape(draft.shape), list(draft.notes)
+    block = draft.config.block
+    if block is not None and block.confidence:
+        found = guard(
+            "speculative_draft_model_path", lambda: own_sts(config, draft.folder, block.drafts)
+        )
+        config, notes = found.config, [*notes, *found.notes]
+    for note in notes:
         print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
-    config, sts = config.with_shape(draft.shape), draft.folder / STS_FILE
-    block, given = draft.config.block, config.speculative_dspark_confidence_sts_path
-    if block is not None and block.confidence and given is None and sts.is_file():
-        config = msgspec.structs.replace(config, speculative_dspark_confidence_sts_path=str(sts))
     return config
 
 

@@ -1,15 +1,16 @@
 """Ragged verify: how a step verifies what was drafted, and the tables that its planner goes by."""
 
 import os
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import msgspec
 
 from .drafter_spec import DrafterSpec
 from .refusal import Refused
 from .sps_table import AdditiveTable, SpsTable, StepTable, read_sps
-from .sts_table import identity_sts, read_sts
-from .table_files import TableError
+from .sts_table import STS_FILE, StsTable, identity_sts, read_sts
+from .table_files import TableError, decode_table, read_bytes
 from .verify_budget import VerifyRules
 
 if TYPE_CHECKING:
@@ -122,6 +123,33 @@ def read_ragged(
         additive_costs=costs if isinstance(costs, AdditiveTable) else None,
         align=mode == "compact" and config.speculative_dspark_align_verify_tokens_to_graph_tier,
     )
+
+
+class OwnSts(NamedTuple):
+    """The configuration with a draft's own temperatures, and what to tell of those of no use."""
+
+    config: "EngineConfig"
+    notes: tuple[str, ...] = ()
+
+
+def own_sts(config: "EngineConfig", folder: Path, drafts: int) -> OwnSts:
+    """Take the STS table of a draft's ``folder``, if it has one and no flag names another.
+
+    A table of blocks that are not ``drafts`` long is left alone. Raises TableError for one that
+    cannot be read.
+    """
+    path = folder / STS_FILE
+    if config.speculative_dspark_confidence_sts_path is not None or not path.exists():
+        return OwnSts(config)
+    table = decode_table(str(path), read_bytes(str(path)), StsTable)
+    if table.gamma != drafts:
+        note = (
+            f"{path}: has temperatures of {table.gamma} draft positions, not of {drafts}, and is "
+            "ignored: confidence is not calibrated"
+        )
+        return OwnSts(config, (note,))
+    taken = msgspec.structs.replace(config, speculative_dspark_confidence_sts_path=str(path))
+    return OwnSts(taken)
 
 
 def ragged_notes(config: "EngineConfig", ragged: RaggedVerify, device: str) -> list[str]:

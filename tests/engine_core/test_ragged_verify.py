@@ -13,13 +13,17 @@ from outrider.engine_core.drafter_spec import BUILT_IN, DrafterSpec
 from outrider.engine_core.plan import StepPlan, StepResult
 from outrider.engine_core.ragged_verify import (
     VARIABLE,
+    OwnSts,
     RaggedVerify,
+    own_sts,
     ragged_notes,
     read_ragged,
     with_environment,
 )
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.sps_table import StepTable
+from outrider.engine_core.sts_table import STS_FILE
+from outrider.engine_core.table_files import TableError
 from outrider.engine_core.verify_steps import VERIFY_ALL, VerifySteps
 from outrider.engine_core.worker import WorkerFailed
 
@@ -252,3 +256,25 @@ def test_confidence_of_other_rows_is_a_fault(rows: int) -> None:
     steps.plan(SLOTS, FULL, 2)
     with pytest.raises(WorkerFailed, match="bytes of confidence came for 2 rows of 4 drafts"):
         steps.committed(plan(5, 5), result(np.ones((rows, 4), np.float32)))
+
+
+def test_a_drafts_own_temperatures_are_taken_where_they_fit(tmp_path: Path) -> None:
+    asked = config("DSPARK", **{MODE: "compact"})
+    assert own_sts(asked, tmp_path, 3) == OwnSts(asked)
+    path = tmp_path / STS_FILE
+    path.write_text('{"temperatures": [1.0, 2.0, 0.5]}')
+    taken = own_sts(asked, tmp_path, 3)
+    assert getattr(taken.config, STS) == str(path)
+    assert not taken.notes
+    other = own_sts(asked, tmp_path, 2)
+    assert other.config is asked
+    assert "of 3 draft positions, not of 2" in other.notes[0]
+    named = config("DSPARK", **{MODE: "compact", STS: "x"})
+    assert own_sts(named, tmp_path, 3) == OwnSts(named)
+    path.write_text("{")
+    with pytest.raises(TableError, match=r"sts\.json: is no JSON"):
+        own_sts(asked, tmp_path, 3)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(TableError, match="cannot be read"):
+        own_sts(asked, tmp_path, 3)
