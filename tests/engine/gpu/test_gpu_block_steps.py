@@ -17,13 +17,21 @@ from outrider.engine.speculative import block_drafter
 from outrider.engine.speculative.gpu_draft_ops import gpu_draft_ops
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core.assembly import Assembly
+from outrider.engine_core.core import EngineCore
 from outrider.engine_core.draft_config import SpecShape
 from outrider.engine_core.graph_sizes import graph_chunk
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.sampling_params import SamplingParams
 
-from ..block_cores import IMPLEMENTATION, VOCAB, draft_config, draft_weights, write_target
+from ..block_cores import (
+    IMPLEMENTATION,
+    VOCAB,
+    block_core,
+    draft_config,
+    draft_weights,
+    write_target,
+)
 from ..block_nets import CPU
 from ..cores import drive, request, tokens_of
 from .device_cores import device_core
@@ -62,6 +70,7 @@ def started(
     name: str | None,
     page_size: int = 16,
     disable_cuda_graph: bool = DEVICE.type == "cpu",
+    **more: Any,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     known = load_model_config(folder)
     model = GpuDecoder(Checkpoint(folder), known, DTYPE, DEVICE)
@@ -72,13 +81,14 @@ def started(
         weights = draft_weights(name, config, load_model(folder, known, DTYPE, CPU))
         net = GpuBlock(weights, config, model, DTYPE, DEVICE)
         flags |= {
-            "speculative_algorithm": "STANDALONE",
+            "speculative_algorithm": config.algorithm,
             "speculative_draft_model_path": str(folder),
             "speculative_num_steps": DRAFTS,
             "speculative_eagle_topk": 1,
             "speculative_num_draft_tokens": DRAFTS + 1,
             "draft": (net, SpecShape(DRAFTS, 1, DRAFTS + 1)),
             "implementation": IMPLEMENTATION,
+            **more,
         }
     with device_core(model, known, **flags) as made:
         yield made
@@ -113,6 +123,25 @@ def test_every_draft_gives_the_tokens_of_plain_decoding(
     tokens, accepted = run(target, name, page_size)
     assert tokens == plain
     assert accepted > 0 or name != "dspark"
+
+
+@pytest.mark.parametrize("mode", ["static", "compact"])
+def test_simulated_survival_is_the_cpus(target: Path, mode: str) -> None:
+    flags = {"simulate_survival": 0.7, "speculative_ragged_verify_mode": mode}
+    found = []
+    with started(target, "dspark", **flags) as (assembly, _):
+        found.append(survived(assembly.core, mode))
+    with block_core(target, "dspark", chunked_prefill_size=9, **flags) as made:
+        found.append(survived(made.core, mode))
+    assert found[0] == found[1]
+
+
+def survived(core: EngineCore, mode: str) -> list[object]:
+    if mode == "compact":
+        assert core.scheduler.verify is not None
+        core.scheduler.verify.planner.force(0.4)
+    outputs = drive(core, requests())
+    return [outputs[message.rid][-1].stats for message in requests()]
 
 
 @pytest.mark.gpu
