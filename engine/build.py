@@ -125,7 +125,7 @@ def _core_info(resolved: CoreConfig) -> CoreInfo:
         weight_bytes=sizes.weight_bytes,
         pid=os.getpid(),
         draft_shape=config.shape(drafter) if drafter is not None and drafter.has_model else None,
-        simulated=config.simulate_accept_length is not None,
+        simulated=config.simulated,
     )
 
 

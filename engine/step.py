@@ -12,6 +12,7 @@ from ..engine_core.config import CoreConfig
 from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ..engine_core.ragged_verify import RaggedVerify
+from ..kernels.simulate_survival import simulate_survival
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .kv_pool import KVPool, copy_pages
@@ -21,7 +22,7 @@ from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
 from .speculative.device_drafter import DeviceDrafter, LoadedModel
 from .speculative.drafter_maker import make_drafter
-from .speculative.simulate import SimulatedAcceptance
+from .speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival
 from .speculative.target_features import run_target
 from .speculative.verify import decide, settle
 from .step_buffers import StepBuffers
@@ -70,20 +71,26 @@ class StepRunner:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
         drafter = make_drafter(config, self.state.page_table, self._model, self._kv, draft)
         if drafter is not None:
-            self.draft_with(
-                drafter, config.ragged, config.engine.speculative_use_rejection_sampling
-            )
+            mean, survival = config.engine.simulate_survival, None
+            if mean is not None:
+                survival = SimulatedSurvival(mean, config.draft_width - 1, simulate_survival)
+            drawn = config.engine.speculative_use_rejection_sampling
+            self.draft_with(drafter, config.ragged, drawn, survival)
         return drafter
 
     def draft_with(
-        self, drafter: DeviceDrafter, ragged: RaggedVerify | None = None, drawn: bool = False
+        self,
+        drafter: DeviceDrafter,
+        ragged: RaggedVerify | None = None,
+        drawn: bool = False,
+        survival: SimulatedSurvival | None = None,
     ) -> None:
         """Let ``drafter`` fill the verify rows of steps that are not late-bound.
 
         ``ragged``: which of its drafts are verified; None for all. ``drawn``: sampled rows draw
-        their drafts, which rejection sampling accepts.
+        their drafts, which rejection sampling accepts. ``survival``: see StepDrafts.
         """
-        self._drafts = StepDrafts(drafter, self.state, ragged, drawn)
+        self._drafts = StepDrafts(drafter, self.state, ragged, drawn, survival)
 
     def reset(self) -> None:
         """Forget every slot; only while idle."""
@@ -185,7 +192,10 @@ class StepRunner:
             held,
         )  # fmt: skip
         most = None if self._drafts is None else self._drafts.most
-        total, scattered = decide(targets, slots, drafted.branches, buffers, self._simulated, most)
+        simulated = self._simulated
+        if self._drafts is not None and self._drafts.survived is not None:
+            simulated, most = EVERYTHING, self._drafts.survived
+        total, scattered = decide(targets, slots, drafted.branches, buffers, simulated, most)
         if self._share is not None:
             self._share(buffers, rows, int(node_cu[rows]))
         settle(total, scattered, slots, buffers, state, self._kv)

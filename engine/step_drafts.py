@@ -17,6 +17,7 @@ from .sampling.features import Feature
 from .sampling.node_drafts import NodeDrafts, node_drafts
 from .speculative.device_drafter import DeviceDrafter, DraftRows, SurvivalDrafter, Verdict
 from .speculative.draft_law import DraftLaw, DraftNoise
+from .speculative.simulate import SimulatedSurvival, Survived
 from .step_buffers import StepBuffers
 
 
@@ -24,7 +25,7 @@ class StepDrafts:
     """Lets ``drafter`` see rows that may have drafts alone, and steps only what it proposed.
 
     ``ragged``: which of its drafts are verified; None for all. ``drawn``: sampled rows draw their
-    drafts.
+    drafts. ``survival``: by which drafts are accepted, and are said to be, instead.
     """
 
     def __init__(
@@ -33,12 +34,15 @@ class StepDrafts:
         state: FutureMap,
         ragged: RaggedVerify | None = None,
         drawn: bool = False,
+        survival: SimulatedSurvival | None = None,
     ) -> None:
         self.drafter = drafter
         planned = ragged is not None and ragged.planned
         self._ragged = RaggedRows(ragged) if ragged is not None and planned else None
         self._drawn = drawn
         self._law: DraftLaw | None = None
+        self._survival = survival
+        self.survived: I32 | None = None  # int32[R]: tokens that simulated survival lets a row emit
         # Of the latest step: see StepResult, and the tokens that rows int32[R] emit at most.
         self.confidence = b""
         self.most: I32 | None = None
@@ -52,14 +56,14 @@ class StepDrafts:
 
     def late(self, drafts: HostDrafts | None) -> HostDrafts | None:
         """The host's drafts of a late-bound step, which are verified as they are."""
-        self.confidence, self.most = b"", None
+        self.confidence, self.most, self.survived = b"", None, None
         return drafts
 
     def propose(self, plan: StepPlan) -> HostDrafts | None:
         """Drafts of a step's verify rows; None where no row may have any."""
         self.confidence, self.most = b"", None
         buffers, kinds, q_caps = self._buffers, u8(plan.kinds), i32(plan.q_caps)
-        self._law = None
+        self._law = self.survived = None
         buffers.reserve_rows(len(kinds))
         rows = ask(i32(plan.slots), kinds, q_caps, buffers.slots, buffers.caps, buffers.cu_q)
         if plan.accept_caps:
@@ -72,8 +76,12 @@ class StepDrafts:
         if self._drawn:
             drafts = drafts._replace(noise=self._noise(buffers.slots[:rows]))
         self._law = self.drafter.propose(drafts)
+        survived: Survived | None = None
+        if self._survival is not None:
+            survived = self._survival.rows(drafts.slots, drafts.seq_lens)
+            self.survived = self._spread(plan, survived.lens)
         if self._ragged is not None:
-            self._cut(self._ragged, plan, drafts)
+            self._cut(self._ragged, plan, drafts, survived)
         tokens, parents = buffers.tokens, buffers.parents
         kept = give(
             kinds, q_caps, buffers.cu_q[: rows + 1], buffers.proposed, tokens, parents,
@@ -86,17 +94,27 @@ class StepDrafts:
             parents[:kept].tobytes(),
         )
 
-    def _cut(self, ragged: RaggedRows, plan: StepPlan, drafts: DraftRows) -> None:
+    def _cut(
+        self, ragged: RaggedRows, plan: StepPlan, drafts: DraftRows, survived: Survived | None
+    ) -> None:
         """Leave the rows what their confidence earns them of the step's budget."""
-        logits = cast(SurvivalDrafter, self.drafter).confidence
+        if survived is None:
+            logits = cast(SurvivalDrafter, self.drafter).confidence
+        else:
+            logits = survived.logits
         cut = ragged.cut(drafts, logits, plan.budget)
         self.confidence = cut.confidence.numpy().tobytes()
         if ragged.mode == "compact":
             torch.minimum(drafts.proposed, cut.lens - 1, out=drafts.proposed)
             return
+        self.most = self._spread(plan, cut.lens)
+
+    def _spread(self, plan: StepPlan, lens: torch.Tensor) -> I32:
+        """int32[R]: the lengths of rows that drafted, 1 for all others."""
         drafting = (u8(plan.kinds) == RowKind.VERIFY) & (i32(plan.q_caps) > 1)
-        self.most = np.ones(len(drafting), dtype=np.int32)
-        self.most[drafting] = cut.lens.numpy()
+        all_lens = np.ones(len(drafting), dtype=np.int32)
+        all_lens[drafting] = lens.numpy()
+        return all_lens
 
     def _noise(self, slots: I32) -> DraftNoise | None:
         table = self._state.sampling

@@ -23,7 +23,7 @@ PREEMPTION_THRESHOLD = 10
 
 def is_speculation(field: str) -> bool:
     """Whether a field of EngineConfig is of no use without a drafter."""
-    return field.startswith("speculative_") or field == "simulate_accept_length"
+    return field.startswith(("speculative_", "simulate_"))
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -250,6 +250,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "answer says `simulated`"
         ),
     ] = None
+    simulate_survival: Annotated[
+        float | None,
+        Doc(
+            description="accept drafts by a made-up process instead, whose chances, of this mean, "
+            "are the drafter's confidence too, different for each request and place (DSPARK; modes "
+            "static and compact). For timing only, and marked as --simulate-accept-length is"
+        ),
+    ] = None
     speculative_ngram_source: Annotated[
         Literal["cpu", "gpu", "both"],
         Doc(
@@ -312,6 +320,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             speculative_eagle_topk=shape.topk,
             speculative_num_draft_tokens=shape.num_draft_tokens,
         )
+
+    @property
+    def simulated(self) -> bool:
+        """Whether acceptance is forced, so that times mean something and texts do not."""
+        return self.simulate_accept_length is not None or self.simulate_survival is not None
 
     def without_speculation(self) -> "EngineConfig":
         """The same engine with plain decoding, as a baseline."""

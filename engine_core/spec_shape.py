@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .draft_config import SpecShape
-from .drafter_spec import MAX_DRAFT_TOKENS
+from .drafter_spec import MAX_DRAFT_TOKENS, DrafterSpec
 from .refusal import Refused
 
 if TYPE_CHECKING:
@@ -146,6 +146,22 @@ def refuse_simulation(config: "EngineConfig", most: int) -> Refused | None:
         f"must be between 1 and the {most} tokens that a step can emit (bonus token included), "
         f"got {simulated}",
     )
+
+
+def refuse_survival(config: "EngineConfig", spec: DrafterSpec) -> Refused | None:
+    """``simulate_survival`` by itself."""
+    field, mean = "simulate_survival", config.simulate_survival
+    if mean is None:
+        return None
+    if not 0.0 < mean < 1.0:
+        return Refused(field, f"must be above 0 and below 1, got {mean}")
+    if config.simulate_accept_length is not None:
+        return Refused(field, "simulate_accept_length forces acceptance already; leave one out")
+    if not spec.plans_verify:
+        return Refused(field, f"belongs to drafters that give confidence, {spec.name} does not")
+    if config.speculative_ragged_verify_mode == "cap-accept":
+        return Refused(field, "times verify lengths, of which cap-accept saves none; use compact")
+    return None
 
 
 def _most_nodes(steps: int, topk: int) -> int:

@@ -15,7 +15,7 @@ from .drafter_spec import (
 )
 from .ragged_verify import refuse_ragged
 from .refusal import Refused
-from .spec_shape import given_shape, refuse_drawn_tree, refuse_simulation
+from .spec_shape import given_shape, refuse_drawn_tree, refuse_simulation, refuse_survival
 
 if TYPE_CHECKING:
     from .config import EngineConfig
@@ -46,11 +46,8 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
             if field.startswith("speculative_ngram_"):
                 return _needs_ngram(field)
             return Refused(field, "needs --speculative-algorithm; name one or leave this out")
-        if config.simulate_accept_length is not None:
-            return Refused(
-                "simulate_accept_length",
-                "needs --speculative-algorithm; name one or leave this out",
-            )
+        for field in _changed(config, "simulate_"):
+            return Refused(field, "needs --speculative-algorithm; name one or leave this out")
         return None
     spec = find_drafter(config.speculative_algorithm)
     if isinstance(spec, Refused):
@@ -72,6 +69,9 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
         return Refused("speculative_draft_window_size", f"must be 1 or more, got {window}")
     sourced = NGRAM_BY_SOURCE[config.speculative_ngram_source] if spec is NGRAM else spec
     refused = refuse_ragged(config, sourced)
+    if refused is not None:
+        return refused
+    refused = refuse_survival(config, spec)
     if refused is not None:
         return refused
     if config.speculative_use_rejection_sampling:

@@ -18,7 +18,7 @@ from ..kv_pool import KVPool, copy_pages
 from ..models import GpuModel
 from ..speculative.device_drafter import DeviceDrafter, DraftRows, SurvivalDrafter, Verdict
 from ..speculative.draft_law import DraftNoise
-from ..speculative.simulate import SimulatedAcceptance
+from ..speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival, Survived
 from ..speculative.target_features import run_target
 from .ragged_step import Cut, RaggedStep
 from .sampled_targets import Drawn, sample_targets
@@ -80,7 +80,7 @@ class DeviceStep:
     the model, if there are several. The leading one alone ``decides`` targets and accept lengths;
     all of them draft and lay batches out, from state on which they agree. ``pools``: the KV pools
     that share the target's page numbers. ``draws``: sampled rows draw their drafts, which rejection
-    sampling accepts.
+    sampling accepts. ``survival``: by which drafts are accepted, and are said to be, instead.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class DeviceStep:
         self.drafter = drafter
         self.ragged: RaggedStep | None = None
         self.draws = False
+        self.survival: SimulatedSurvival | None = None
         self._ranks = ranks
         self.decides = ranks is None or ranks.leads
         self._pdl = launches_dependents(kv.data.device)
@@ -155,7 +156,10 @@ class DeviceStep:
         self.state.apply(staging)
         output = self.split_output(out, len(staging.slots), shape.width)
         drawn = self._propose(staging, output, shape.sampled)
-        staging, most = self._cut(staging, shape, output)
+        survived: Survived | None = None
+        if self.survival is not None and self.drafts(shape.width):
+            survived = self.survival.rows(staging.slots, self.state.seq_lens)
+        staging, most = self._cut(staging, shape, output, survived)
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
         hidden, features = run_target(self._model, batch, self._kv, self.drafter)
@@ -163,7 +167,7 @@ class DeviceStep:
             logits, targets = self._target(hidden, batch, staging, shape, drawn)
         else:
             logits, targets = hidden.new_empty(0, 0), batch.positions.new_empty(0)
-        path = self._accept(staging, shape, batch, targets, starts, out, features, most)
+        path = self._accept(staging, shape, batch, targets, starts, out, features, most, survived)
         return Choice(batch, logits, targets, path)
 
     def _target(
@@ -184,12 +188,20 @@ class DeviceStep:
         sampling, all_nodes = self.state.sampling, shape.nodes is None
         return logits, sample_targets(edited, batch, all_nodes, sampling, drawn, self._pdl)
 
-    def _cut(self, staging: StagingViews, shape: StepShape, output: StepOutput) -> Cut:
+    def _cut(
+        self,
+        staging: StagingViews,
+        shape: StepShape,
+        output: StepOutput,
+        survived: Survived | None,
+    ) -> Cut:
         """What is verified of what was drafted."""
         if self.ragged is None or not self.drafts(shape.width):
             return Cut(staging, None)
         logits: torch.Tensor | None = None
-        if self.ragged.gamma:
+        if survived is not None:
+            logits = survived.logits
+        elif self.ragged.gamma:
             logits = cast(SurvivalDrafter, self.drafter).confidence
         return self.ragged.cut(staging, output, logits, shape.verified)
 
@@ -295,6 +307,7 @@ class DeviceStep:
         out: torch.Tensor,
         features: torch.Tensor,
         most: torch.Tensor | None,
+        survived: Survived | None,
     ) -> torch.Tensor:
         """Segment A: walk the trees, move accepted KV together and the slots' state on.
 
@@ -304,9 +317,11 @@ class DeviceStep:
         state, lens, tokens = self.state, output.accept_lens, output.tokens
         index = torch.empty_like(tokens)
         if self.decides:
-            drafts = batch.input_ids
-            if self._simulated is not None and shape.width > 1:
-                drafts = self._force(self._simulated, staging, batch, targets, starts)
+            drafts, trimmed, simulated = batch.input_ids, output.trimmed, self._simulated
+            if survived is not None:
+                simulated, most, trimmed = EVERYTHING, survived.lens, torch.empty_like(lens)
+            if simulated is not None and shape.width > 1:
+                drafts = self._force(simulated, staging, batch, targets, starts)
             verify_walk(
                 targets,
                 drafts,
@@ -322,7 +337,7 @@ class DeviceStep:
                 tokens=tokens,
                 accept_idx=index,
                 most=most,
-                trimmed=None if most is None else output.trimmed,
+                trimmed=None if most is None else trimmed,
             )
         if self._ranks is not None:
             # All that the walk writes; what else changes with a step follows from it.

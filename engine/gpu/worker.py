@@ -12,6 +12,7 @@ from ...engine_core.config import CoreConfig, EngineConfig
 from ...engine_core.graph_sizes import graph_chunk, graph_rows
 from ...engine_core.plan import HostDrafts, StepPlan, StepResult
 from ...engine_core.worker import WorkerFailed, WorkerInfo
+from ...kernels.simulate_survival_gpu import simulate_survival
 from ..agreement import Ranks
 from ..dependent_launch import launches_dependents
 from ..kv_pool import KVPool
@@ -21,6 +22,7 @@ from ..models.draft_net import GpuDraftNet
 from ..models.torch_block import block_of
 from ..speculative.device_drafter import LoadedModel, window_of
 from ..speculative.drafter_maker import make_drafter
+from ..speculative.simulate import SimulatedSurvival
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
@@ -99,6 +101,10 @@ class GpuWorker:
         if drafter is not None and config.ragged.mode != "static":
             pdl = launches_dependents(self._device)
             self._step.ragged = RaggedStep(config.ragged, self._device, pdl)
+        mean = config.engine.simulate_survival
+        if mean is not None:
+            drafts = config.draft_width - 1
+            self._step.survival = SimulatedSurvival(mean, drafts, simulate_survival)
         self._aligns = config.ragged.align
         self._reach = max(1, config.kv_reach)
         self.set_verify_width(config.draft_width)

@@ -27,6 +27,7 @@ from ..launch import describe_exit
 
 _DRAFT = "speculative_draft_model_path"
 _ABSENT = {
+    "simulate_survival": "would force what is to be measured; leave it out",
     "simulate_accept_length": "would force what is to be measured; leave it out",
     "skip_tokenizer_init": "the prompts are text, which needs the tokenizer; leave it out",
 }

@@ -18,13 +18,14 @@ from outrider.engine.speculative import block_drafter
 from outrider.engine.speculative.gpu_draft_ops import gpu_draft_ops
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core.assembly import Assembly
+from outrider.engine_core.core import EngineCore
 from outrider.engine_core.draft_config import SpecShape
 from outrider.engine_core.graph_sizes import graph_chunk
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.sampling_params import SamplingParams
 
-from ..block_cores import VOCAB, draft_config, draft_weights, write_target
+from ..block_cores import VOCAB, block_core, draft_config, draft_weights, write_target
 from ..block_nets import CPU
 from ..cores import drive, request, tokens_of
 from .device_cores import device_core
@@ -65,6 +66,7 @@ def started(
     page_size: int = 16,
     disable_cuda_graph: bool = DEVICE.type == "cpu",
     window: int | None = None,
+    **more: Any,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     known = load_model_config(folder)
     model = GpuDecoder(Checkpoint(folder), known, DTYPE, DEVICE)
@@ -82,6 +84,7 @@ def started(
             "speculative_num_draft_tokens": DRAFTS + 1,
             "draft": (net, SpecShape(DRAFTS, 1, DRAFTS + 1)),
             "speculative_draft_window_size": window,
+            **more,
         }
     with device_core(model, known, **flags) as made:
         yield made
@@ -171,6 +174,25 @@ def test_windowed_steps_replay_their_graph(target: Path, name: str) -> None:
         counts = worker.counts
     assert counts.replays == counts.decode_steps > 0
     assert {rid: tokens_of(some) for rid, some in outputs.items()} == run(target, None)[0]
+
+
+@pytest.mark.parametrize("mode", ["static", "compact"])
+def test_simulated_survival_is_the_cpus(target: Path, mode: str) -> None:
+    flags = {"simulate_survival": 0.7, "speculative_ragged_verify_mode": mode}
+    found = []
+    with started(target, "dspark", **flags) as (assembly, _):
+        found.append(survived(assembly.core, mode))
+    with block_core(target, "dspark", chunked_prefill_size=9, **flags) as made:
+        found.append(survived(made.core, mode))
+    assert found[0] == found[1]
+
+
+def survived(core: EngineCore, mode: str) -> list[object]:
+    if mode == "compact":
+        assert core.scheduler.verify is not None
+        core.scheduler.verify.planner.force(0.4)
+    outputs = drive(core, requests())
+    return [outputs[message.rid][-1].stats for message in requests()]
 
 
 @pytest.mark.gpu
