@@ -178,7 +178,10 @@ def test_windowed_steps_replay_their_graph(target: Path, name: str) -> None:
 
 @pytest.mark.parametrize("mode", ["static", "compact"])
 def test_simulated_survival_is_the_cpus(target: Path, mode: str) -> None:
-    flags = {"simulate_survival": 0.7, "speculative_ragged_verify_mode": mode}
+    flags: dict[str, Any] = {
+        "simulate_survival": 0.7,
+        "speculative_ragged_verify_mode": mode,
+    }
     found = []
     with started(target, "dspark", **flags) as (assembly, _):
         found.append(survived(assembly.core, mode))
