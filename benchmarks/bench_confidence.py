@@ -139,7 +139,8 @@ def read_samples(trace: Path, gamma: int) -> Samples:
 
 def errors(samples: Samples, temperatures: Sequence[float]) -> list[float]:
     """Expected calibration error of the survival at each position."""
-    survival: F64 = np.cumprod(confidence(samples.logits, np.array(temperatures)), axis=1)
+    chances = confidence(samples.logits, np.array(temperatures))
+    survival: F64 = np.cumprod(chances, axis=1, dtype=np.float64)
     accepted = samples.accepted.astype(np.float64)
     return [
         round(calibration_error(survival[:, k], accepted[:, k]), 5)

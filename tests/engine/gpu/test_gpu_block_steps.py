@@ -127,7 +127,7 @@ def test_every_draft_gives_the_tokens_of_plain_decoding(
 
 @pytest.mark.parametrize("mode", ["static", "compact"])
 def test_simulated_survival_is_the_cpus(target: Path, mode: str) -> None:
-    flags = {"simulate_survival": 0.7, "speculative_ragged_verify_mode": mode}
+    flags: dict[str, Any] = {"simulate_survival": 0.7, "speculative_ragged_verify_mode": mode}
     found = []
     with started(target, "dspark", **flags) as (assembly, _):
         found.append(survived(assembly.core, mode))
