@@ -140,7 +140,7 @@ def read_samples(trace: Path, gamma: int) -> Samples:
 def errors(samples: Samples, temperatures: Sequence[float]) -> list[float]:
     """Expected calibration error of the survival at each position."""
     chances = confidence(samples.logits, np.array(temperatures))
-    survival: F64 = np.asarray(np.cumprod(chances, axis=1), dtype=np.float64)
+    survival: F64 = np.cumprod(chances, axis=1, dtype=np.float64)
     accepted = samples.accepted.astype(np.float64)
     return [
         round(calibration_error(survival[:, k], accepted[:, k]), 5)

@@ -39,6 +39,7 @@ from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.sampling_params import SamplingParams
+from outrider.engine_core.sps_table import SpsTable, read_sps
 from outrider.frontend.bench.steps import bench_steps
 from outrider.frontend.profiling.costs import Sweep, costs_text, fit_costs, measure_costs
 
@@ -200,6 +201,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--sps-steps", type=int, default=16, help="steps of a cell of the table")
+    parser.add_argument("--sps", type=Path, help="a table that was measured before, of this setup")
     parser.add_argument("--bar", type=float, default=0.98)
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
@@ -220,9 +222,13 @@ def main() -> int:
     prompts = [] if args.prompts is None else read_prompts(args.prompts, args.kind, folder)
     load = Load(tuple(args.batch_size), prompts, args.context, args.steps, args.turns, gamma + 1)
     sweep = Sweep(max(load.batches), args.context, args.sps_steps)
-    cells, _ = measure_costs(static, sweep, gamma, bench_steps)
-    table = fit_costs(cells, "additive")
-    print(costs_text(cells, table), file=sys.stderr, flush=True)
+    table: SpsTable
+    if args.sps is None:
+        cells, _ = measure_costs(static, sweep, gamma, bench_steps)
+        table = fit_costs(cells, "additive")
+        print(costs_text(cells, table), file=sys.stderr, flush=True)
+    else:
+        table = read_sps(str(args.sps))
     static = msgspec.structs.replace(static, simulate_survival=args.simulate_survival)
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, "sps.json")
@@ -249,6 +255,7 @@ def main() -> int:
         "rows": rows,
         "worst": worst,
         "bar": args.bar,
+        "sps_file": None if args.sps is None else args.sps.name,
         "sps": msgspec.to_builtins(table),
         "seconds": round(time.perf_counter() - began, 1),
     }

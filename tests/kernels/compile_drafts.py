@@ -27,6 +27,7 @@ from outrider.kernels import (
     paged_attention_gpu,
     rejection_sample_gpu,
     rms_norm_gpu,
+    simulate_survival_gpu,
     verify_lens_gpu,
     window_layout_gpu,
 )
@@ -135,6 +136,11 @@ def main() -> None:
     compile_one(verify_lens_gpu._allocate, shared, **sizes)
     sizes = {"LIMIT": 1, "DEPTHS": 1, "BLOCK": 1, "PDL": False, "rows": 1, "stride": 1}
     compile_one(verify_lens_gpu._allocate, shared, **sizes)
+
+    made_up = {"i": "slots seq_lens lens", "f": "logits", "e": "root"}
+    for drafts, padded in ((1, 1), (7, 8)):
+        kernel = simulate_survival_gpu._survival_kernel
+        compile_one(kernel, made_up, DRAFTS=drafts, PADDED=padded)
 
     grown = {"f": "chances reach scores", "l": "successors candidates beams ids bits parents"}
     for width, last in ((1, False), (4, False), (4, True)):
