@@ -56,7 +56,7 @@ class StepDrafts:
 
     def late(self, drafts: HostDrafts | None) -> HostDrafts | None:
         """The host's drafts of a late-bound step, which are verified as they are."""
-        self.confidence, self.most, self.survived = b"", None, None
+        self.confidence, self.most, self.survived, self._law = b"", None, None, None
         return drafts
 
     def propose(self, plan: StepPlan) -> HostDrafts | None:

@@ -3,10 +3,12 @@
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from outrider.engine.speculative import draft_law
 from outrider.engine.speculative.draft_law import DraftDraw, DraftLaw
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
 from outrider.kernels import draft_ops_cpu, rejection_sample_cpu
@@ -111,11 +113,21 @@ def unreduced(p: torch.Tensor, q: torch.Tensor, draft_ids: torch.Tensor | None) 
     return p
 
 
-FAULTS = {
-    "q of the next token": (DraftDraw, "law", shifted),
-    "residual not subtracted": (rejection_sample_cpu, "left_over", unreduced),
-    "drafts drawn with the noise of acceptance": (draft_ops_cpu, "DRAFT", ACCEPT),
-    "drafts drawn with the noise of the residual": (draft_ops_cpu, "DRAFT", RESIDUAL),
+true_init = DraftDraw.__init__
+
+
+def one_further(draw: DraftDraw, *args: Any) -> None:
+    """With places one to a token, those of acceptance: where a draft will stand."""
+    true_init(draw, *args)
+    draw._newest += 1
+
+
+BY_PLACE = ((draft_law, "MAX_DRAFT_TOKENS", 1), (DraftDraw, "__init__", one_further))
+FAULTS: dict[str, tuple[tuple[object, str, object], ...]] = {
+    "q of the next token": ((DraftDraw, "law", shifted),),
+    "residual not subtracted": ((rejection_sample_cpu, "left_over", unreduced),),
+    "drafts drawn with the noise of acceptance": ((draft_ops_cpu, "DRAFT", ACCEPT), *BY_PLACE),
+    "drafts drawn with the noise of the residual": ((draft_ops_cpu, "DRAFT", RESIDUAL), *BY_PLACE),
 }
 
 
@@ -123,6 +135,7 @@ FAULTS = {
 def test_a_planted_fault_is_caught(
     place: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(*FAULTS[fault])
+    for owner, name, value in FAULTS[fault]:
+        monkeypatch.setattr(owner, name, value)
     p = p_value_of(place, "EAGLE3", 6, 4)
     assert p < 1e-8
