@@ -1,9 +1,9 @@
 """Speculation must not change a single greedy token (docs/architecture.md, "Exactness").
 
 Every configuration of a pairwise covering array is run with speculation off, with NGRAM and with
-each embedded draft model, as chains and as trees, and compared with one reference: speculation off,
-one request at a time. A difference counts as a tie only if the float64 gap of the two tokens'
-logits, computed by transformers, is below 1e-4.
+each embedded draft model, as chains and as trees, or as blocks in every mode of ragged verify, and
+compared with one reference: speculation off, one request at a time. A difference counts as a tie
+only if the float64 gap of the two tokens' logits, computed by transformers, is below 1e-4.
 
     python benchmarks/exactness.py --json benchmarks/results/exact-cpu.json
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.core import EngineCore
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest
+from outrider.engine_core.ragged_verify import RaggedMode
 from outrider.engine_core.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,28 +104,48 @@ def load_prompts(limit: int | None = None, max_tokens: int | None = None) -> lis
 
 
 class Speculation(NamedTuple):
-    """An algorithm, and how a draft model drafts: steps, branches, nodes with the bonus token."""
+    """An algorithm, and how a draft model drafts: steps, branches, nodes with the bonus token.
+
+    ``mode``: of ragged verify, where it is not static. Confidence then shares out DEAR.
+    """
 
     algorithm: str
     shape: tuple[int, int, int] | None = None
+    mode: RaggedMode = "static"
 
     @property
     def name(self) -> str:
         """What records call it."""
-        return self.algorithm if self.shape is None else f"{self.algorithm}-topk{self.shape[1]}"
+        name = self.algorithm if self.shape is None else f"{self.algorithm}-topk{self.shape[1]}"
+        return name if self.mode == "static" else f"{name}-{self.mode}"
 
 
 CHAIN, TREE = (5, 1, 6), (5, 4, 16)
+# An SPS table with which many drafts are not worth their verification, at every batch size.
+DEAR = ROOT / "benchmarks" / "configs" / "dear-drafts.sps.json"
 Case = tuple[dict[str, int], Speculation | None]
 
 
+def embedded(algorithm: str) -> bool:
+    """Whether there is a draft of the embedded model for an algorithm."""
+    return (ROOT / "models" / f"pycoder-11m-{algorithm.lower()}" / "config.json").is_file()
+
+
+def blocks() -> list[Speculation]:
+    """The block drafts that are embedded, DSPARK's in every mode of ragged verify."""
+    found = [Speculation("DFLASH")] if embedded("DFLASH") else []
+    if embedded("DSPARK"):
+        found += [Speculation("DSPARK", None, mode) for mode in get_args(RaggedMode)]
+    return found
+
+
 def speculations() -> list[Speculation | None]:
-    """None, NGRAM, and a chain and a tree of every draft model that is embedded."""
+    """None, NGRAM, and every draft model that is embedded: chain and tree, or blocks."""
     found: list[Speculation | None] = [None, Speculation("NGRAM")]
     for algorithm in ("STANDALONE", "EAGLE", "EAGLE3"):
-        if (ROOT / "models" / f"pycoder-11m-{algorithm.lower()}" / "config.json").is_file():
+        if embedded(algorithm):
             found += [Speculation(algorithm, shape) for shape in (CHAIN, TREE)]
-    return found
+    return [*found, *blocks()]
 
 
 def algorithm_of(speculation: Speculation | None) -> str:
@@ -137,6 +158,7 @@ def config_of(row: dict[str, int], speculation: Speculation | None) -> EngineCon
     steps, topk, nodes = (None, None, None)
     if speculation is not None and speculation.shape is not None:
         steps, topk, nodes = speculation.shape
+    mode = None if speculation is None or speculation.mode == "static" else speculation.mode
     return EngineConfig(
         model="pycoder",
         page_size=row["page_size"],
@@ -151,6 +173,8 @@ def config_of(row: dict[str, int], speculation: Speculation | None) -> EngineCon
         speculative_eagle_topk=topk,
         speculative_num_draft_tokens=nodes,
         speculative_length_policy="auto" if speculation is None else "fixed",
+        speculative_ragged_verify_mode=mode,
+        speculative_dspark_sps_table_path=None if mode is None else str(DEAR),
     )
 
 
@@ -283,6 +307,9 @@ def run_passes(
             "build_seconds": round(start - began, 2),
             "seconds": round(seconds, 2),
             "verify_steps": stats.spec_drafts,
+            "drafts_verified": stats.spec_draft_tokens,
+            "budget_steps": stats.verify_budget_steps,
+            "trimmed_drafts": stats.verify_trimmed_drafts,
             "accept_length": round(stats.spec_verify_tokens / drafts, 4),
             "cached_tokens": stats.cached_tokens,
             "aborts": stats.aborts,

@@ -1,14 +1,16 @@
 """Speculation on a GPU must not change greedy output (docs/architecture.md, "Exactness").
 
-Plain decoding, NGRAM of every source, and a chain and a tree of every embedded draft are compared
-with plain decoding at batch 1. float32 (O1): a difference counts as a tie if the float64 gap of the
-two tokens' logits is below 1e-4. bfloat16 (O2): the gap of every first divergence of speculation
-from plain at batch 1 is at most the largest of plain decoding's own, between batch 1 and others
-(docs/decisions/0009-how-far-rounding-goes.md; what batch 32 alone would allow is reported too). The
-first 64 tokens of 20 prompts on the GPU in float32 are those of the CPU.
+Plain decoding, NGRAM of every source, a chain and a tree of every embedded draft, and block drafts
+in every mode of ragged verify are compared with plain decoding at batch 1. float32 (O1): a
+difference counts as a tie if the float64 gap of the two tokens' logits is below 1e-4. bfloat16
+(O2): the gap of every first divergence of speculation from plain at batch 1 is at most the largest
+of plain decoding's own, between batch 1 and others (docs/decisions/0009-how-far-rounding-goes.md;
+what batch 32 alone would allow is reported too). The first 64 tokens of 20 prompts on the GPU in
+float32 are those of the CPU.
 
 ``--only`` splits it into runs that have the reference in common: plain builds 5 engines a dtype
-(and one on the CPU), ngram 13, drafts 15; with ``--few`` 2, 5 and 8; in bfloat16 7 more.
+(and one on the CPU), ngram 13, drafts 15, blocks 12; with ``--few`` 2, 5, 8 and 6; in bfloat16 7
+more.
 ``--device cpu`` tries it out,
 in float32.
 
@@ -32,6 +34,7 @@ from exactness import (
     GapOf,
     Prompt,
     Speculation,
+    blocks,
     config_of,
     divergences,
     float64_gap,
@@ -49,7 +52,7 @@ Save = Callable[[str, list[Record]], None]
 Source = Literal["cpu", "gpu", "both"]
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
-PARTS = ("plain", "ngram", "drafts")
+PARTS = ("plain", "ngram", "drafts", "blocks")
 ABORTS = 8
 
 
@@ -90,6 +93,8 @@ def cases_of(part: str) -> list[Case]:
             Case(NGRAM, 8, 1, "both"),
             Case(NGRAM, 32, 0, "both", few=True),
         ]
+    if part == "blocks":
+        return [case for some in blocks() for case in _block_cases(some)]
     cases = []
     for algorithm in ("STANDALONE", "EAGLE", "EAGLE3"):
         chain, tree = Speculation(algorithm, CHAIN), Speculation(algorithm, TREE)
@@ -104,6 +109,21 @@ def cases_of(part: str) -> list[Case]:
         Case(Speculation("EAGLE3", ONE_STEP), 32, 1),
         Case(Speculation("EAGLE", BUSHY), 8, 1, page_size=1),
         Case(Speculation("STANDALONE", ONE_STEP), 8, 0),
+    ]
+
+
+def _block_cases(block: Speculation) -> list[Case]:
+    """Modes have batch 1, 8 and 32 between them; each has a second pass and aborts."""
+    if block.mode == "static":
+        return [
+            Case(block, 8, 1, again=True, few=True),
+            Case(block, 1, 1),
+            Case(block, 32, 0, page_size=1),
+        ]
+    return [
+        Case(block, 8, 1, again=True, few=True),
+        Case(block, 32, 1),
+        Case(block, 1 if block.mode == "compact" else 32, 0, page_size=1),
     ]
 
 
@@ -150,6 +170,7 @@ def compare(
         record: Record = {
             "algorithm": "NONE" if some is None else some.algorithm,
             "shape": None if some is None else some.shape,
+            "mode": None if some is None else some.mode,
             "source": case.source if some is NGRAM else None,
             "batch": case.batch,
             "overlap": case.overlap,

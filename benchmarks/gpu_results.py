@@ -22,9 +22,10 @@ STEP = "-m outrider bench step"
 QWEN = f"{STEP} --model benchmarks/configs/qwen3-8b --load-format dummy --dtype bfloat16"
 WHOLE = "--chunked-prefill-size 8192"  # prompts enter in few steps
 EAGLE3 = "--speculative-algorithm EAGLE3"
+PROMPTS = "benchmarks/prompts/pycoder_prompts.jsonl"
 # On prompts of the embedded model, with its embedded draft.
 OFFLINE = (
-    "-m outrider bench offline --model pycoder --prompts benchmarks/prompts/pycoder_prompts.jsonl"
+    f"-m outrider bench offline --model pycoder --prompts {PROMPTS}"
     f" --kind completion {EAGLE3} --speculative-num-steps 5 --repeat 5"
 )
 
@@ -80,6 +81,38 @@ COMMANDS = {
         " --simulate-accept-length 3.0 --batch-size 1 8 32 64 --context 512 --steps 64 --json {}",
         200,
     ),
+    "round-dflash": Command(
+        "h200-round-qwen3-8b-dflash.json",
+        f"{QWEN} {WHOLE} --speculative-algorithm DFLASH --speculative-draft-model-path"
+        " benchmarks/configs/qwen3-8b-dflash --simulate-accept-length 5.0"
+        " --batch-size 1 8 32 64 --context 512 --steps 64 --json {}",
+        200,
+    ),
+    "round-dspark": Command(
+        "h200-round-qwen3-8b-dspark.json",
+        f"{QWEN} {WHOLE} --speculative-algorithm DSPARK --speculative-draft-model-path"
+        " benchmarks/configs/qwen3-8b-dspark --simulate-accept-length 4.0"
+        " --batch-size 1 8 32 64 --context 512 --steps 64 --json {}",
+        200,
+    ),
+    "ragged": Command(
+        "h200-ragged-qwen3-8b.json",
+        "benchmarks/bench_ragged.py --model benchmarks/configs/qwen3-8b --load-format dummy"
+        " --dtype bfloat16 --draft benchmarks/configs/qwen3-8b-dspark --simulate-survival 0.8"
+        " --json {}",
+        580,
+    ),
+    "ragged-pycoder": Command(
+        "h200-ragged-pycoder.json",
+        f"benchmarks/bench_ragged.py --prompts {PROMPTS} --json {{}}",
+        580,
+    ),
+    "confidence": Command(
+        "h200-confidence.json",
+        f"benchmarks/bench_confidence.py --device cuda --batch-size 64 --prompts {PROMPTS}"
+        " --new-tokens 512 --json {}",
+        300,
+    ),
     "eagle3-b1": Command(
         "h200-eagle3-completion-b1.json",
         f"{OFFLINE} --batch-size 1 --speculative-length-policy fixed --json {{}}",
@@ -94,7 +127,7 @@ COMMANDS = {
         f"exact-{part}": Command(
             f"h200-exact-{part}.json", f"benchmarks/exactness_gpu.py --only {part} --json {{}}", 580
         )
-        for part in ("plain", "ngram", "drafts")
+        for part in ("plain", "ngram", "drafts", "blocks")
     },
     "exact-tp2": Command("h200-exact-tp2.json", "benchmarks/exactness_tp.py --json {}", 580, 2),
     "step-tp2": Command(

@@ -1,7 +1,8 @@
 #!/bin/sh
 # The embedded drafts, on one GPU: benchmarks/train_pycoder.sh WORK STAGE...
 #
-# Stages: prepare (the corpus), EAGLE3, EAGLE, STANDALONE, pack (results into $OUT or WORK/out).
+# Stages: prepare (the corpus), EAGLE3, EAGLE, STANDALONE, DFLASH, DSPARK, pack (results into $OUT
+# or WORK/out).
 # MINUTES_<ALGORITHM> sets a training's length; a run whose state is in WORK goes on where it ended.
 set -eu
 work=$1
@@ -29,6 +30,14 @@ train() { # ALGORITHM MINUTES flags...
         --log-every 50 --selection-every 1000 --minutes "$minutes" --no-measure $resume "$@" ${FLAGS:-}
 }
 
+block() { # ALGORITHM MINUTES flags...: layers of one size for both, 5.7 MB
+    algorithm=$1
+    minutes=$2
+    shift 2
+    train "$algorithm" "$minutes" --num-hidden-layers 3 --intermediate-size 832 \
+        --feature-layers 2 4 6 8 11 --anchors "${ANCHORS:-64}" --batch-size "${BATCH:-96}" "$@"
+}
+
 for stage; do
     began=$(date +%s)
     case $stage in
@@ -45,6 +54,11 @@ for stage; do
     STANDALONE)
         train STANDALONE "${MINUTES_STANDALONE:-2.5}" --hidden-size 128 --num-hidden-layers 2 \
             --intermediate-size 384 --batch-size "${BATCH:-128}"
+        ;;
+    DFLASH) block DFLASH "${MINUTES_DFLASH:-8}" --block-size 8 ;;
+    DSPARK)
+        block DSPARK "${MINUTES_DSPARK:-8}" --block-size 7 --markov-rank 32 \
+            --markov-head "${MARKOV:-gated}"
         ;;
     pack)
         out=${OUT:-$work/out}

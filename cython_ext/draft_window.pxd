@@ -36,6 +36,9 @@ cdef class DraftWindowSlotMap:
     cdef int32_t[::1] _map
     cdef int32_t *_readers
     cdef uint8_t *_freed
+    cdef int32_t *_changed
+    cdef uint8_t *_is_changed
+    cdef int32_t _changed_count
     cdef DraftPage *_pages
     cdef Window *_windows
     cdef PageAllocator _pool
@@ -57,6 +60,7 @@ cdef class DraftWindowSlotMap:
     cdef int64_t _window_start(self, int64_t length) noexcept
     cdef int64_t _rows_from(self, int64_t position, const int32_t[::1] pages) noexcept
     cdef int _append(self, Window *window, int32_t page) except -1
+    cdef void _set(self, int32_t target, int32_t draft) noexcept
     cdef void _stop_reading(self, Window *window, int32_t page) noexcept
     cdef void _drop_below(self, Window *window, int64_t column) noexcept
     cdef void _cut(self, Window *window, int64_t column) noexcept

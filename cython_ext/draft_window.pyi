@@ -5,6 +5,8 @@ from typing import NamedTuple, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from .request_table import RequestTable
+
 class DraftWindowStats(NamedTuple):
     """Page counts, and events so far; see `DraftWindowSlotMap.stats`."""
 
@@ -86,6 +88,20 @@ class DraftWindowSlotMap:
         """Map positions start .. end - 1 of a request, which has a row in the step being planned.
 
         Returns how many pages could not be had: their positions are the sink's.
+        """
+
+    def ensure_verify(
+        self, table: RequestTable, slots: NDArray[np.int32], caps: NDArray[np.int32]
+    ) -> tuple[int, int]:
+        """`slide` and `ensure` for the newest verify rows of these slots, int32 [n], of `table`.
+
+        `caps` int32 [n]: their query tokens, at most. Returns how many drafts they have together,
+        and how many of them belong to rows that do not have all of their window.
+        """
+
+    def take_changes(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Target pages that have had another draft page, or none, since the last call, int32 [n],
+        and what they have now, int32 [n]. In the order in which they changed first.
         """
 
     def translate(

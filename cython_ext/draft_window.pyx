@@ -30,6 +30,7 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memmove, memset
 
 from .page_allocator cimport PageAllocator
+from .request_table cimport Entry, RequestTable
 
 import numpy as np
 
@@ -94,12 +95,15 @@ cdef class DraftWindowSlotMap:
         self._map = self._table
         self._readers = <int32_t *>calloc(target_pages + 1, sizeof(int32_t))
         self._freed = <uint8_t *>calloc(target_pages + 1, 1)
+        self._changed = <int32_t *>calloc(target_pages + 1, sizeof(int32_t))
+        self._is_changed = <uint8_t *>calloc(target_pages + 1, 1)
         self._pages = <DraftPage *>calloc(pool_pages, sizeof(DraftPage))
         self._deferred = <int32_t *>calloc(pool_pages, sizeof(int32_t))
         self._windows = <Window *>calloc(max_slots, sizeof(Window))
         if (
             self._readers is NULL or self._freed is NULL or self._pages is NULL
             or self._deferred is NULL or self._windows is NULL
+            or self._changed is NULL or self._is_changed is NULL
         ):
             raise MemoryError(f"no memory for the map of {target_pages} pages")
         self._pool = PageAllocator(pool_pages - 1)
@@ -112,6 +116,8 @@ cdef class DraftWindowSlotMap:
         free(self._windows)
         free(self._readers)
         free(self._freed)
+        free(self._changed)
+        free(self._is_changed)
         free(self._pages)
         free(self._deferred)
 
@@ -174,6 +180,13 @@ cdef class DraftWindowSlotMap:
         self._readers[page] += 1
         return 0
 
+    cdef void _set(self, int32_t target, int32_t draft) noexcept:
+        self._map[target] = draft
+        if not self._is_changed[target]:
+            self._is_changed[target] = 1
+            self._changed[self._changed_count] = target
+            self._changed_count += 1
+
     cdef void _stop_reading(self, Window *window, int32_t page) noexcept:
         cdef int32_t draft = self._map[page]
         cdef DraftPage *state = &self._pages[draft]
@@ -183,7 +196,7 @@ cdef class DraftWindowSlotMap:
         state.last_step = max(state.last_step, window.last_step)
         if self._readers[page]:
             return
-        self._map[page] = 0
+        self._set(page, 0)
         state.owner = 0
         self._live -= 1
         if state.last_step <= self._done:
@@ -228,7 +241,7 @@ cdef class DraftWindowSlotMap:
         page.begin = <int32_t>max(<int64_t>0, min(begin, <int64_t>self._page_size))
         page.until = page.begin
         page.last_step = 0
-        self._map[target] = draft
+        self._set(target, draft)
         self._live += 1
         self._high_water = max(self._high_water, self._live + self._deferred_count)
         return draft
@@ -430,6 +443,48 @@ cdef class DraftWindowSlotMap:
         window.last_step = self._step
         return self._failures - failed
 
+    def ensure_verify(
+        self,
+        RequestTable table not None,
+        const int32_t[::1] slots not None,
+        const int32_t[::1] caps not None,
+    ):
+        """`slide` and `ensure` for the newest verify rows of these slots, int32 [n], of `table`.
+
+        `caps` int32 [n]: their query tokens, at most. Returns how many drafts they have together,
+        and how many of them belong to rows that do not have all of their window.
+        """
+        cdef Py_ssize_t i
+        cdef int64_t drafts = 0, short = 0
+        cdef Entry *entry
+        cdef Window *window
+        if caps.shape[0] != slots.shape[0]:
+            raise ValueError(f"{caps.shape[0]} caps for {slots.shape[0]} slots")
+        for i in range(slots.shape[0]):
+            entry = table._entry(slots[i])
+            window = self._opened(slots[i])
+            self._slide(window, entry.begin)
+            self.ensure(slots[i], entry.begin, entry.end, <int32_t[:entry.held]>entry.pages)
+            drafts += caps[i] - 1
+            if window.low > self._window_start(entry.begin):
+                short += caps[i] - 1
+        return drafts, short
+
+    def take_changes(self):
+        """Target pages that have had another draft page, or none, since the last call, int32 [n],
+        and what they have now, int32 [n]. In the order in which they changed first.
+        """
+        cdef int32_t i
+        pages, drafts = np.empty((2, self._changed_count), np.int32)
+        cdef int32_t[::1] page_view = pages
+        cdef int32_t[::1] draft_view = drafts
+        for i in range(self._changed_count):
+            page_view[i] = self._changed[i]
+            draft_view[i] = self._map[self._changed[i]]
+            self._is_changed[self._changed[i]] = 0
+        self._changed_count = 0
+        return pages, drafts
+
     def translate(self, const int32_t[::1] slots not None, out=None):
         """Draft slots, int32 [n], of target slots; 0 for those that have none, and for the sink's.
 
@@ -506,13 +561,15 @@ cdef class DraftWindowSlotMap:
 
         Raises RuntimeError, changing nothing, while a step is in flight.
         """
-        cdef int32_t slot
+        cdef int32_t slot, page
         if self._done < self._step:
             raise RuntimeError(f"cannot reset: step {self._step} is in flight; end it first")
         for slot in range(self._max_slots):
             self._windows[slot].open = False
             self._windows[slot].count = 0
-        self._table[:] = 0
+        for page in range(1, self._target_pages + 1):
+            if self._map[page]:
+                self._set(page, 0)
         memset(self._readers, 0, (self._target_pages + 1) * sizeof(int32_t))
         memset(self._pages, 0, self._pool_pages * sizeof(DraftPage))
         self._deferred_count = 0

@@ -8,6 +8,7 @@ cdef enum:
 # One request in a slot. `length`: committed tokens, the prompt included. `target`: tokens that
 # prefill computes; `filled` of them are planned. `emits`: most tokens that the newest row may
 # still add, `reach`: tokens from its first on whose KV it may write; both 0 once its result is in.
+# `begin`, `end`: where the tokens of the newest verify row begin at least, and end at most.
 # `fast`: `commit_fast` may commit its rows; the counts since `take_counts` are those of its verify
 # rows.
 cdef struct Entry:
@@ -20,6 +21,8 @@ cdef struct Entry:
     int32_t filled
     int32_t emits
     int32_t reach
+    int32_t begin
+    int32_t end
     int32_t held
     int32_t room
     int64_t last_step

@@ -606,6 +606,8 @@ cdef class RequestTable:
                 self._append_page(entry, allocator.take())
                 self._page_ids.push(entry.pages[entry.held - 1])
                 lacks -= 1
+            entry.begin = entry.length - (0 if entry.emits > 0 else 1)
+            entry.end = entry.length + entry.emits - 1 + width
             entry.emits = width
             entry.reach = self._reach(width)
             entry.last_step = step

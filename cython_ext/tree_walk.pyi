@@ -13,6 +13,8 @@ def walk(
     accept_cu_out: NDArray[np.int32],
     accept_idx_out: NDArray[np.int32],
     emitted_out: NDArray[np.int32],
+    most: NDArray[np.int32] | None = None,
+    trimmed_out: NDArray[np.int32] | None = None,
 ) -> tuple[int, bool]:
     """Return (tokens emitted, whether accepted nodes lie scattered); ValueError names an array."""
 

@@ -12,13 +12,14 @@ from libc.stdint cimport int32_t, int64_t
 
 cdef Py_ssize_t walk_row(
     const int64_t *tokens, const int32_t *parents, const int64_t *targets, Py_ssize_t width,
-    Accepted *out,
+    Py_ssize_t most, Accepted *out,
 ) noexcept nogil:
-    """Walk one row of ``width`` nodes; its number of emitted tokens, 0 if a target was < 0."""
+    """Walk one row of ``width`` nodes; the tokens of its path, 0 if one of the first ``most``
+    targets was < 0. A later one ends the path."""
     cdef Py_ssize_t node = 0, child, length = 0
     while True:
         if targets[node] < 0:
-            return 0
+            return 0 if length < most else length
         out.nodes[length] = <int32_t>node
         out.tokens[length] = <int32_t>targets[node]
         if node != length:
@@ -51,6 +52,8 @@ def walk(
     int32_t[::1] accept_cu_out not None,
     int32_t[::1] accept_idx_out not None,
     int32_t[::1] emitted_out not None,
+    const int32_t[::1] most=None,
+    int32_t[::1] trimmed_out=None,
 ):
     """Accept R rows and return (tokens emitted in all, whether any accepted nodes have gaps).
 
@@ -58,15 +61,16 @@ def walk(
     every row is a chain), cu_q and node_cu int32 [R + 1] offsets of the rows' tokens and nodes. A
     row's nodes are its last tokens: none, one, or (with drafts) all. targets int64 [N]: the
     target's token at each node; a negative one is unusable, and a row whose walk meets it emits
-    nothing.
+    nothing. most int32 [R], 1 or more: tokens that a row emits, None for no limit; the last of them
+    is the target's, the bonus token.
 
     Out: accept_lens_out int32 [R]; accept_cu_out int32 [R + 1] offsets into accept_idx_out (the
     accepted nodes' indices within their row's nodes, rising) and emitted_out (tokens), each
-    int32, at least N long.
+    int32, at least N long; with ``most`` trimmed_out int32 [R], tokens of the path beyond it.
 
     Raises ValueError naming the array that is too short.
     """
-    cdef Py_ssize_t row, rows = node_cu.shape[0] - 1, width, first, total = 0, length
+    cdef Py_ssize_t row, rows = node_cu.shape[0] - 1, width, first, total = 0, length, limit
     cdef Accepted out
     cdef const int32_t *tree = NULL
     need("node_cu", node_cu.shape[0], 1)
@@ -79,11 +83,17 @@ def walk(
     need("accept_cu_out", accept_cu_out.shape[0], rows + 1)
     need("accept_idx_out", accept_idx_out.shape[0], node_cu[rows])
     need("emitted_out", emitted_out.shape[0], node_cu[rows])
+    if most is not None:
+        need("most", most.shape[0], rows)
+        if trimmed_out is None:
+            raise ValueError("most comes with trimmed_out")
+        need("trimmed_out", trimmed_out.shape[0], rows)
     accept_cu_out[0] = 0
     out.scattered = False
     for row in range(rows):
         width = node_cu[row + 1] - node_cu[row]
         length = 0
+        limit = width if most is None else max(1, most[row])
         if width > 0:
             first = cu_q[row + 1] - width
             if parents is not None:
@@ -91,8 +101,11 @@ def walk(
             out.nodes = &accept_idx_out[total]
             out.tokens = &emitted_out[total]
             length = walk_row(
-                &input_ids[first], tree, &targets[node_cu[row]], width, &out
+                &input_ids[first], tree, &targets[node_cu[row]], width, limit, &out
             )
+        if most is not None:
+            trimmed_out[row] = <int32_t>max(0, length - limit)
+            length = min(length, limit)
         accept_lens_out[row] = <int32_t>length
         total += length
         accept_cu_out[row + 1] = <int32_t>total

@@ -9,6 +9,7 @@ from ..engine_core.config import CoreConfig, EngineConfig, resolve_config
 from ..engine_core.core import EngineCore
 from ..engine_core.memory_report import memory_line
 from ..engine_core.messages import CoreInfo
+from ..engine_core.ragged_verify import VARIABLE, ragged_notes, with_environment
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.step_times import StepTimes, measure_drafting, measure_times
 from ..engine_core.trace import TRACE_VERSION, TraceFile, TraceHeader, TraceWriter
@@ -52,6 +53,8 @@ def build_engine(config: EngineConfig) -> Engine:
         resolved = resolve_config(config, worker.info())
         if isinstance(resolved, Refused):
             raise RefusedError(resolved)
+        for note in ragged_notes(config, resolved.ragged, resolved.worker.device):
+            print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
         with memory.guard("the capture of CUDA graphs"):
             worker.prepare(resolved)
             engine = _assemble(resolved, worker, memory)
@@ -77,6 +80,7 @@ def build_worker(config: EngineConfig) -> EngineWorker:
 
 def _build_worker(config: EngineConfig) -> tuple[EngineConfig, EngineWorker, DeviceMemory]:
     """The worker, the configuration with all that its models decide, and the device's memory."""
+    config = guard(VARIABLE, lambda: with_environment(config))
     site = find_site(config)
     if config.tp_size > 1:
         # Loads torch.distributed, which one rank does not need.
@@ -121,7 +125,7 @@ def _core_info(resolved: CoreConfig) -> CoreInfo:
         weight_bytes=sizes.weight_bytes,
         pid=os.getpid(),
         draft_shape=config.shape(drafter) if drafter is not None and drafter.has_model else None,
-        simulated=config.simulate_accept_length is not None,
+        simulated=config.simulated,
     )
 
 

@@ -6,12 +6,12 @@ from ..engine_core.ids import RowKind
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .measure import DraftWork
-from .speculative.device_drafter import DeviceDrafter, DraftRows, LoadedDraft, Verdict
+from .speculative.device_drafter import DeviceDrafter, DraftRows, LoadedModel, Verdict
 
 _LENGTH = 128  # tokens of a row before its drafts
 
 
-def draft_work(drafter: DeviceDrafter, draft: LoadedDraft, state: FutureMap) -> DraftWork:
+def draft_work(drafter: DeviceDrafter, draft: LoadedModel, state: FutureMap) -> DraftWork:
     """What ``drafter`` does in steps of full drafts, all of which hold; only while idle."""
     config, drafts = draft.net.config, draft.shape.num_draft_tokens - 1
     width = config.feature_size

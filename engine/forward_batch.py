@@ -18,6 +18,20 @@ class RowGroup(NamedTuple):
     max_tokens: int | None = None
 
 
+class RowMask(NamedTuple):
+    """What the tokens of a batch see in one layer, where that is not the batch's own rule.
+
+    As ForwardBatch: ``positions`` int64[T], which windows alone compare here, ``tree_bits``
+    int64[T], whose bits may name later tokens of the row, and ``is_tree`` uint8[R]. ``window``:
+    positions a token sees, itself included; 0 for all.
+    """
+
+    positions: torch.Tensor
+    tree_bits: torch.Tensor
+    is_tree: torch.Tensor
+    window: int
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """R rows with T query tokens in all, over paged KV; every tensor is on the model's device.
@@ -42,3 +56,14 @@ class ForwardBatch:
     # groups of similar length, so that launches are sized without a look at the device.
     slots: torch.Tensor | None = None
     groups: tuple[RowGroup, ...] = ()
+    # int64[T], where rows begin within a sequence, so that ``positions`` are those within the row.
+    rope_positions: torch.Tensor | None = None
+
+    @property
+    def rotated(self) -> torch.Tensor:
+        """int64[T]: the positions by which queries and keys are rotated."""
+        return self.positions if self.rope_positions is None else self.rope_positions
+
+    def mask(self, window: int) -> RowMask:
+        """The batch's own rule under a window."""
+        return RowMask(self.positions, self.tree_bits, self.is_tree, window)

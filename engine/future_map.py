@@ -8,6 +8,7 @@ from ..engine_core.ids import I32, i32
 from ..engine_core.plan import SlotInit, StepPlan
 from .sampling.slot_edits import SlotEdits
 from .sampling.slot_table import SlotTable
+from .window_pages import WindowPages
 
 
 class HostViews(NamedTuple):
@@ -26,6 +27,7 @@ class FutureMap:
     latest step, whose KV is not written yet. ``out_counts``: output tokens so far, the bonus
     token included. All int32[S]. ``page_table``: int32[S, P], 0 where no page is mapped;
     ``slot_pages``: its rows, int32[1, P] each.
+    ``window``: of a draft with a window's pool, its pages.
     ``sampling`` and ``edits``: the slots' sampling parameters and penalty counts. ``host``: the
     same memory for compiled code (on a CPU, the only device so far).
     """
@@ -44,6 +46,7 @@ class FutureMap:
         self.slot_pages = self.page_table[:, None].unbind()
         self.edits = SlotEdits(max_slots, vocab_size, device)
         self.sampling = SlotTable(max_slots, device, self.edits)
+        self.window: WindowPages | None = None
         self.host = HostViews(
             self.seq_lens.numpy(),
             self.last_tokens.numpy(),
@@ -58,11 +61,15 @@ class FutureMap:
         if plan.page_slots:
             slots, columns = i32(plan.page_slots), i32(plan.page_indexes)
             self.host.page_table[slots, columns] = i32(plan.page_ids)
+        if self.window is not None:
+            self.window.apply(plan)
 
     def reset(self) -> None:
         """Forget every slot."""
         for state in (self.seq_lens, self.last_tokens, self.out_counts, self.page_table):
             state.zero_()
+        if self.window is not None:
+            self.window.reset()
         self.sampling.reset()
 
     def _enter(self, init: SlotInit) -> None:

@@ -20,6 +20,7 @@ from ..engine_core.model_path import resolve_model
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.tensor_shapes import IGNORABLE, UNUSED
 from .child_stdout import take_stdout
+from .models.block_checkpoint import read_block, spare_names
 from .models.decoder_weights import read_head, read_layer
 from .models.draft_weights import DraftTensors, read_draft, read_token_ids
 from .weights import Checkpoint, WeightsError
@@ -72,6 +73,8 @@ def inspect(config: EngineConfig) -> DraftInspection:
         checkpoint = Checkpoint(source.folder)
         if source.config.algorithm == "STANDALONE":
             return DraftInspection(findings=tuple(_standalone(checkpoint, source)))
+        if source.config.block is not None:
+            return DraftInspection(findings=tuple(_block(checkpoint, source)))
         return _eagle(DraftTensors(checkpoint), source)
     except WeightsError as error:
         return DraftInspection(findings=(failed("weights", str(error)),))
@@ -83,6 +86,12 @@ def _standalone(checkpoint: Checkpoint, source: DraftSource) -> Iterator[Finding
     for index in range(model.num_hidden_layers):
         read_layer(tensors, model, index)
     yield from _weights(tensors, checkpoint, IGNORABLE)
+
+
+def _block(checkpoint: Checkpoint, source: DraftSource) -> Iterator[Finding]:
+    tensors = Lenient(DraftTensors(checkpoint))
+    read_block(tensors, source.config)
+    yield from _weights(tensors, checkpoint, spare_names(checkpoint, source.config))
 
 
 def _eagle(checkpoint: DraftTensors, source: DraftSource) -> DraftInspection:

@@ -12,15 +12,17 @@ import torch
 
 from ..engine_core.config import EngineConfig, refuse_config, served_context
 from ..engine_core.device_config import Placement, place
+from ..engine_core.draft_config import SpecShape
 from ..engine_core.draft_source import DraftSource, find_draft
+from ..engine_core.draft_window import window_pool
 from ..engine_core.host_memory import free_memory
 from ..engine_core.memory_parts import CONTEXT_BYTES, OVERRUN_TOKENS
 from ..engine_core.memory_plan import MemoryPlan, plan_memory
 from ..engine_core.model_config import ModelConfig, ModelConfigError, load_model_config
 from ..engine_core.model_path import ModelNotFound, resolve_model
+from ..engine_core.ragged_verify import own_sts
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.safetensors_header import HeaderError, tensor_dtypes
-from ..engine_core.spec_shape import corrected
 from ..engine_core.tensor_parallel import refuse_devices, shard_model
 from ..engine_core.worker import WorkerInfo
 from .agreement import Ranks
@@ -29,12 +31,15 @@ from .future_map import FutureMap
 from .kv_pool import KVPool
 from .measure import StepTimer
 from .models import GpuModel, LoadFormat, Share, TargetModel, load_model
+from .models.block_loader import load_block_draft
+from .models.block_net import BlockNet
 from .models.draft_loader import load_draft
 from .models.draft_net import DraftNet
-from .speculative.device_drafter import LoadedDraft
+from .speculative.device_drafter import LoadedModel, loaded_model
 from .step import StepRunner
 from .threads import choose_num_threads
 from .weights import WeightsError
+from .window_pages import WindowPages
 from .worker import EngineWorker, TorchWorker
 
 T = TypeVar("T")
@@ -70,7 +75,7 @@ class Loaded:
 
     site: Site
     model: TargetModel
-    draft: DraftNet | None
+    draft: DraftNet | BlockNet | None
     memory: DeviceMemory
 
 
@@ -111,7 +116,7 @@ def load_rank(site: Site, share: Share | None = None) -> Loaded:
         )
     memory.release_cache()
     memory.mark("weights")
-    draft: DraftNet | None = None
+    draft: DraftNet | BlockNet | None = None
     source = site.draft
     if source is not None:
         with memory.guard("loading the draft"):
@@ -130,16 +135,14 @@ def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> E
     """
     site, model, memory = loaded.site, loaded.model, loaded.memory
     config, whole, device = site.config, site.whole, site.device
-    draft: LoadedDraft | None = None
+    # Finished requests give their slot back a step later; twice the slots let others enter.
+    max_slots = 2 * config.max_running_requests
+    draft: LoadedModel | None = None
     with memory.guard("the KV pool"):
         kv = _make_pool(site, site.model, model.dtype, num_pages)
         if loaded.draft is not None and site.draft is not None:
-            net = loaded.draft
-            pool = _make_pool(site, net.config.model, net.dtype, num_pages)
-            draft = LoadedDraft(net, pool, site.draft.shape)
+            draft = _with_pool(site, loaded.draft, site.draft.shape, num_pages, max_slots)
     memory.mark("pool")
-    # Finished requests give their slot back a step later; twice the slots let others enter.
-    max_slots = 2 * config.max_running_requests
     max_pages = -(-(site.context + OVERRUN_TOKENS) // config.page_size)
     info = WorkerInfo(
         vocab_size=whole.vocab_size,
@@ -203,7 +206,11 @@ def _load(
 
 def _load_draft(
     source: DraftSource, target: TargetModel, dtype: torch.dtype, device: torch.device
-) -> DraftNet:
+) -> DraftNet | BlockNet:
+    if source.config.block is not None:
+        return load_block_draft(
+            source.folder, source.config, target, dtype, device, source.load_format
+        )
     return load_draft(
         source.folder,
         source.config,
@@ -217,11 +224,19 @@ def _load_draft(
 
 
 def _resolved(config: EngineConfig, draft: DraftSource) -> EngineConfig:
-    """The configuration with the draft's shape; says on standard error what that changes."""
-    note = corrected(config, draft.shape)
-    if note is not None:
+    """The configuration with the draft's shape and the temperatures that come with its confidence
+    head; says on standard error what that changes.
+    """
+    config, notes = config.with_shape(draft.shape), list(draft.notes)
+    block = draft.config.block
+    if block is not None and block.confidence:
+        found = guard(
+            "speculative_draft_model_path", lambda: own_sts(config, draft.folder, block.drafts)
+        )
+        config, notes = found.config, [*notes, *found.notes]
+    for note in notes:
         print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
-    return config.with_shape(draft.shape)
+    return config
 
 
 def _plan(
@@ -243,6 +258,20 @@ def _plan(
         # Asking makes the context, which the plan takes out of what was free before.
         free = torch.cuda.mem_get_info(device)[0] + CONTEXT_BYTES
     return _accepted(plan_memory(config, model, stored, placement, free, draft))
+
+
+def _with_pool(
+    site: Site, net: DraftNet | BlockNet, shape: SpecShape, num_pages: int, max_slots: int
+) -> LoadedModel:
+    """The draft with as many pages as the target has, ``num_pages``, or with a window's pool."""
+    width, config = shape.num_draft_tokens, site.config
+    own = window_pool(config, site.context, config.page_size, width)
+    if own is None:
+        return loaded_model(net, _make_pool(site, net.config.model, net.dtype, num_pages), shape)
+    pool = _make_pool(site, net.config.model, net.dtype, own.pages - 1)
+    slots = max_slots + 1  # a GPU's padding has one of its own
+    pages = WindowPages(own, width, num_pages, config.page_size, slots, site.device)
+    return loaded_model(net, pool, shape, pages)
 
 
 def _make_pool(site: Site, model: ModelConfig, dtype: torch.dtype, num_pages: int) -> KVPool:

@@ -11,6 +11,8 @@ from ..cython_ext.step_rows import resolve_rows
 from ..engine_core.config import CoreConfig
 from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
+from ..engine_core.ragged_verify import RaggedVerify
+from ..kernels.simulate_survival import simulate_survival
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .kv_pool import KVPool, copy_pages
@@ -18,9 +20,9 @@ from .models import Model
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
-from .speculative.device_drafter import DeviceDrafter, LoadedDraft
+from .speculative.device_drafter import DeviceDrafter, LoadedModel
 from .speculative.drafter_maker import make_drafter
-from .speculative.simulate import SimulatedAcceptance
+from .speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival
 from .speculative.target_features import run_target
 from .speculative.verify import decide, settle
 from .step_buffers import StepBuffers
@@ -65,16 +67,30 @@ class StepRunner:
         self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self._drafts: StepDrafts | None = None
 
-    def prepare(self, config: CoreConfig, draft: LoadedDraft | None) -> DeviceDrafter | None:
+    def prepare(self, config: CoreConfig, draft: LoadedModel | None) -> DeviceDrafter | None:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
         drafter = make_drafter(config, self.state.page_table, self._model, self._kv, draft)
         if drafter is not None:
-            self.draft_with(drafter)
+            mean, survival = config.engine.simulate_survival, None
+            if mean is not None:
+                survival = SimulatedSurvival(mean, config.draft_width - 1, simulate_survival)
+            drawn = config.engine.speculative_use_rejection_sampling
+            self.draft_with(drafter, config.ragged, drawn, survival)
         return drafter
 
-    def draft_with(self, drafter: DeviceDrafter) -> None:
-        """Let ``drafter`` fill the verify rows of steps that are not late-bound."""
-        self._drafts = StepDrafts(drafter, self.state)
+    def draft_with(
+        self,
+        drafter: DeviceDrafter,
+        ragged: RaggedVerify | None = None,
+        drawn: bool = False,
+        survival: SimulatedSurvival | None = None,
+    ) -> None:
+        """Let ``drafter`` fill the verify rows of steps that are not late-bound.
+
+        ``ragged``: which of its drafts are verified; None for all. ``drawn``: sampled rows draw
+        their drafts, which rejection sampling accepts. ``survival``: see StepDrafts.
+        """
+        self._drafts = StepDrafts(drafter, self.state, ragged, drawn, survival)
 
     def reset(self) -> None:
         """Forget every slot; only while idle."""
@@ -88,7 +104,7 @@ class StepRunner:
         copy_pages(plan, self.pools)
         if self._drafts is not None:
             self._drafts.enter(plan)
-            drafts = drafts if plan.late_bound else self._drafts.propose(plan)
+            drafts = self._drafts.late(drafts) if plan.late_bound else self._drafts.propose(plan)
         drafter = None if self._drafts is None else self._drafts.drafter
         drafted = self._draft(plan, drafts)
         hidden, features = run_target(self._model, drafted.batch, self._kv, drafter)
@@ -168,10 +184,18 @@ class StepRunner:
         logits = self._logits(drafted.batch, hidden)
         slots, rows = drafted.slots, len(drafted.slots)
         node_cu = buffers.node_cu[: rows + 1]
+        held = None
+        if self._drafts is not None:
+            held = self._drafts.held(plan, drafts, drafted.batch, node_cu)
         targets = choose_targets(
-            logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts
-        )
-        total, scattered = decide(targets, slots, drafted.branches, buffers, self._simulated)
+            logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts,
+            held,
+        )  # fmt: skip
+        most = None if self._drafts is None else self._drafts.most
+        simulated = self._simulated
+        if self._drafts is not None and self._drafts.survived is not None:
+            simulated, most = EVERYTHING, self._drafts.survived
+        total, scattered = decide(targets, slots, drafted.branches, buffers, simulated, most)
         if self._share is not None:
             self._share(buffers, rows, int(node_cu[rows]))
         settle(total, scattered, slots, buffers, state, self._kv)
@@ -204,15 +228,25 @@ class StepRunner:
         errors: tuple[RowError, ...] = (),
     ) -> StepResult:
         buffers, rows = self._buffers, len(drafted.slots)
+        proposed = np.zeros(rows, dtype=np.int32) if drafts is None else i32(drafts.counts)
+        depths = buffers.depths[:rows]
+        confidence = trimmed = b""
+        if self._drafts is not None:
+            confidence, most = self._drafts.confidence, self._drafts.most
+            if most is not None:
+                proposed, depths = np.minimum(proposed, most - 1), np.minimum(depths, most - 1)
+                trimmed = buffers.trimmed[:rows].tobytes()
         return StepResult(
             step=plan.step,
             accept_lens=buffers.accept_lens[:rows].tobytes(),
             tokens=buffers.emitted[:total].tobytes(),
-            proposed=bytes(4 * rows) if drafts is None else drafts.counts,
-            depths=buffers.depths[:rows].tobytes(),
+            proposed=proposed.tobytes(),
+            depths=depths.tobytes(),
             logprobs=logprobs,
             errors=errors,
             batch_tokens=int(drafted.batch.input_ids.shape[0]),
+            confidence=confidence,
+            trimmed=trimmed,
         )
 
     def _count_emitted(self, slots: I32) -> None:

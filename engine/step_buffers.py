@@ -43,6 +43,7 @@ class StepBuffers:
         self.kv_lens: I32 = np.zeros(rows, dtype=np.int32)
         self.is_tree: U8 = np.zeros(rows, dtype=np.uint8)
         self.accept_lens: I32 = np.zeros(rows, dtype=np.int32)
+        self.trimmed: I32 = np.zeros(rows, dtype=np.int32)
         self.accept_cu: I32 = np.zeros(rows + 1, dtype=np.int32)
         self.input_ids: I64 = np.zeros(tokens, dtype=np.int64)
         self.positions: I64 = np.zeros(tokens, dtype=np.int64)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import msgspec
 import torch
 
 from ..engine_core.config import CoreConfig
@@ -14,7 +15,7 @@ from ..engine_core.plan import HostDrafts, StepPlan, StepResult
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
 from .draft_clock import draft_work
 from .measure import StepTimer
-from .speculative.device_drafter import LoadedDraft
+from .speculative.device_drafter import LoadedModel, window_of
 from .step import StepRunner
 
 _JOIN_S = 5.0
@@ -110,13 +111,14 @@ class TorchWorker:
     """
 
     def __init__(
-        self, info: WorkerInfo, runner: StepRunner, timer: Timer, draft: LoadedDraft | None = None
+        self, info: WorkerInfo, runner: StepRunner, timer: Timer, draft: LoadedModel | None = None
     ) -> None:
         """``draft``: the draft model of algorithms that have one."""
         self._draft = draft
         self._info = info
         self._runner = runner
-        if draft is not None:
+        runner.state.window = window_of(draft)
+        if draft is not None and runner.state.window is None:
             runner.pools = (*runner.pools, draft.kv)
         self._timer = timer
         self._jobs: SimpleQueue[StepPlan | Callable[[], None] | None] = SimpleQueue()
@@ -243,15 +245,4 @@ class TorchWorker:
 
 
 def _timed(result: StepResult, busy_ns: int, wait_ns: int) -> StepResult:
-    return StepResult(
-        result.step,
-        result.accept_lens,
-        result.tokens,
-        result.proposed,
-        result.depths,
-        result.logprobs,
-        result.errors,
-        busy_ns,
-        result.batch_tokens,
-        wait_ns,
-    )
+    return msgspec.structs.replace(result, busy_ns=busy_ns, wait_ns=wait_ns)

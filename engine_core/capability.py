@@ -7,7 +7,14 @@ import msgspec
 Support = Literal["exact", "refused"]
 
 # The columns of drafters, and what heads them; a plug-in's drafts are verified as NGRAM's are.
-DRAFTERS = {"ngram": "NGRAM", "standalone": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
+DRAFTERS = {
+    "ngram": "NGRAM",
+    "standalone": "STANDALONE",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "dflash": "DFLASH",
+    "dspark": "DSPARK",
+}
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,12 +31,21 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     standalone: Support
     eagle: Support
     eagle3: Support
+    dflash: Support
+    dspark: Support
     note: str = ""
 
     @property
     def drafters(self) -> tuple[Support, ...]:
         """What happens with each of ``DRAFTERS``."""
-        return self.ngram, self.standalone, self.eagle, self.eagle3
+        return (
+            self.ngram,
+            self.standalone,
+            self.eagle,
+            self.eagle3,
+            self.dflash,
+            self.dspark,
+        )
 
 
 def exact(feature: str, fields: tuple[str, ...], note: str = "") -> Capability:
@@ -51,5 +67,7 @@ def _everywhere(feature: str, fields: tuple[str, ...], support: Support, note: s
         standalone=support,
         eagle=support,
         eagle3=support,
+        dflash=support,
+        dspark=support,
         note=note,
     )

@@ -12,14 +12,22 @@ SUPPORTED = (
     exact("model name", ("model",)),
     exact("request id", ("rid",)),
     exact("greedy", (), "temperature 0 or top_k 1; equal to plain decoding token for token"),
-    exact("temperature", ("temperature",), "target's distribution at every accepted position"),
+    exact(
+        "temperature",
+        ("temperature",),
+        "target's distribution at every accepted position, by the coupled rule or, with "
+        "--speculative-use-rejection-sampling, by that one",
+    ),
     exact("top_k", ("top_k",)),
     exact("top_p", ("top_p",)),
     exact("min_p", ("min_p",)),
     exact(
         "seed",
         ("seed", "sampling_seed"),
-        "coupled rule: same tokens alone or in any batch, with any drafter and draft length",
+        "coupled rule: same tokens alone or in any batch, with any drafter and draft length; with "
+        "--speculative-use-rejection-sampling only with the same draft model, drafted lengths and "
+        "flags: fix them with --speculative-length-policy fixed and "
+        "--speculative-ragged-verify-mode static",
     ),
     exact("n", ("n",), "sample i of a seeded request draws with a seed of its own"),
     exact("stop strings", ("stop",), "matched on generated text, token by token"),

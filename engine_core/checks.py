@@ -225,6 +225,23 @@ def flights_consistent(scheduler: Scheduler) -> None:
             _require(first <= holder.step == last, f"slot {holder.slot} drains for {holder.step}")
 
 
+def draft_windows(scheduler: Scheduler) -> None:
+    """Whoever runs, and nobody else, reads draft pages: of pages that are its own or locked."""
+    windows, table = scheduler.windows, scheduler.batch.table
+    if windows is None:
+        return
+    windows.map.check()
+    for slot, owner in enumerate(scheduler.batch.by_slot):
+        runs = isinstance(owner, Running)
+        _require(windows.is_open(slot) == runs, f"slot {slot}: a window without a request")
+        if runs:
+            read, row = windows.map.state(slot).pages.tolist(), table.pages(slot).tolist()
+            _require(set(read) <= set(row), f"slot {slot} reads pages of another")
+    for page in windows.map.table.nonzero()[0].tolist():
+        free = scheduler.cache.allocator.is_free(page)
+        _require(not free, f"page {page} is free and has a draft page")
+
+
 CHECKS: tuple[Callable[[Scheduler], None], ...] = (
     compiled_structures,
     page_conservation,
@@ -239,6 +256,7 @@ CHECKS: tuple[Callable[[Scheduler], None], ...] = (
     lengths_capped,
     pages_cover,
     flights_consistent,
+    draft_windows,
 )
 
 

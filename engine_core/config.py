@@ -6,8 +6,10 @@ import msgspec
 
 from .device_config import refuse_on
 from .draft_config import SpecShape
+from .draft_window import WindowPool, window_pool
 from .drafter_spec import NGRAM, NGRAM_BY_SOURCE, DrafterSpec, DraftKV, find_drafter
 from .ngram import NgramConfig
+from .ragged_verify import RaggedVerify, read_ragged
 from .refusal import Refused
 from .spec_shape import PLAIN, draft_reach, given_shape
 from .speculation_checks import refuse_speculation
@@ -21,7 +23,7 @@ PREEMPTION_THRESHOLD = 10
 
 def is_speculation(field: str) -> bool:
     """Whether a field of EngineConfig is of no use without a drafter."""
-    return field.startswith("speculative_") or field == "simulate_accept_length"
+    return field.startswith(("speculative_", "simulate_"))
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,13 +122,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, Doc(description="seed from which requests without one draw theirs")
     ] = 0
     speculative_algorithm: Annotated[
-        str | None, Doc(description="drafter: NGRAM, STANDALONE, EAGLE, EAGLE3; none if unset")
+        str | None,
+        Doc(description="drafter: NGRAM, STANDALONE, EAGLE, EAGLE3, DFLASH, DSPARK; none if unset"),
     ] = None
     speculative_draft_model_path: Annotated[
         str | None,
         Doc(
-            description="draft model of EAGLE, EAGLE3 or STANDALONE: a folder or a Hugging Face "
-            "id; if unset the one that ships with `pycoder`"
+            description="draft model of all drafters but NGRAM: a folder or a Hugging Face id; if "
+            "unset the one that ships with `pycoder`, for DSPARK also one that comes with the "
+            "target, in its folder or in `dspark/` there"
         ),
     ] = None
     speculative_draft_model_revision: Annotated[
@@ -149,7 +153,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Doc(
             description="tokens that a draft model drafts one after the other; if unset the "
             "draft's own config.json says, else it is 3, or for a Llama 5 with topk 4 and 8 draft "
-            "tokens"
+            "tokens; DFLASH and DSPARK draft all of a block at once, whatever it says"
         ),
     ] = None
     speculative_eagle_topk: Annotated[
@@ -163,7 +167,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int | None,
         Doc(
             description="nodes verified a request, bonus token included; 12 for NGRAM; of a draft "
-            "model's chain always steps + 1"
+            "model's chain always steps + 1, of DFLASH the block size, of DSPARK one more"
+        ),
+    ] = None
+    speculative_dflash_block_size: Annotated[
+        int | None,
+        Doc(
+            description="DFLASH: tokens of a block, the bonus token included; if unset the draft's "
+            "config.json says, else 16"
+        ),
+    ] = None
+    speculative_dspark_block_size: Annotated[
+        int | None,
+        Doc(
+            description="DSPARK: tokens that a block drafts, gamma; if unset the draft's "
+            "config.json says, else 7"
+        ),
+    ] = None
+    speculative_draft_window_size: Annotated[
+        int | None,
+        Doc(
+            description="DFLASH, DSPARK: the draft keeps keys and values of each request's last so "
+            "many tokens alone, in a small pool of its own, and reads no more; all if unset "
+            "(docs/draft_window.md)"
         ),
     ] = None
     speculative_token_map: Annotated[
@@ -173,10 +199,47 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "if unset"
         ),
     ] = None
+    speculative_use_rejection_sampling: Annotated[
+        bool,
+        Doc(
+            description="sampled requests draw a draft model's drafts at their temperature, and "
+            "each is accepted by what both models give it: more are than by the coupled rule, but "
+            "a seed gives the same tokens only with the same draft, drafted lengths and flags; "
+            "chains (topk 1) and blocks of draft models"
+        ),
+    ] = False
     speculative_length_policy: Annotated[
         Literal["auto", "fixed"],
         Doc(description="auto: draft only where measured times say it pays; fixed: always"),
     ] = "auto"
+    speculative_ragged_verify_mode: Annotated[
+        Literal["static", "cap-accept", "compact"] | None,
+        Doc(
+            description="which drafts of a row are verified: static: all; compact: those that its "
+            "verify length leaves, packed; cap-accept: all, but none beyond that length is "
+            "accepted, for tests. Lengths come from the drafter's confidence, or from the length "
+            "policy (docs/verify_planner.md). SGLANG_RAGGED_VERIFY_MODE if unset, else static"
+        ),
+    ] = None
+    speculative_dspark_sps_table_path: Annotated[
+        str | None,
+        Doc(
+            description="SPS table of what a verify step costs by its size, of `outrider profile "
+            "sps`, for drafters that give confidence; without one every draft is verified"
+        ),
+    ] = None
+    speculative_dspark_confidence_sts_path: Annotated[
+        str | None,
+        Doc(
+            description="STS table of temperatures of a drafter's confidence, one a draft "
+            "position, of `outrider profile sts`; if unset the sts.json in the draft's folder, "
+            "else all 1"
+        ),
+    ] = None
+    speculative_dspark_align_verify_tokens_to_graph_tier: Annotated[
+        bool,
+        Doc(description="compact: tokens that a CUDA graph would be padded with verify drafts"),
+    ] = False
     simulate_accept_length: Annotated[
         float | None,
         Doc(
@@ -185,6 +248,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "and the length policy may draft less or not at all (use "
             "--speculative-length-policy fixed). For timing only: the text is wrong and every "
             "answer says `simulated`"
+        ),
+    ] = None
+    simulate_survival: Annotated[
+        float | None,
+        Doc(
+            description="accept drafts by a made-up process instead, whose chances, of this mean, "
+            "are the drafter's confidence too, different for each request and place (DSPARK; modes "
+            "static and compact). For timing only, and marked as --simulate-accept-length is"
         ),
     ] = None
     speculative_ngram_source: Annotated[
@@ -250,6 +321,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             speculative_num_draft_tokens=shape.num_draft_tokens,
         )
 
+    @property
+    def simulated(self) -> bool:
+        """Whether acceptance is forced, so that times mean something and texts do not."""
+        return self.simulate_accept_length is not None or self.simulate_survival is not None
+
     def without_speculation(self) -> "EngineConfig":
         """The same engine with plain decoding, as a baseline."""
         plain = {f.name: f.default for f in msgspec.structs.fields(self) if is_speculation(f.name)}
@@ -276,6 +352,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokens from the row's first on whose KV a step may write: a verify row's, or those that a draft
     tree's levels take in the draft's pool, whichever are more.
     ``draft_topk``: branches of the tree that a drafter on the device makes; 1 for chains.
+    ``ragged``: which of the drafts are verified. ``window_pool``: the draft's own pages, where it
+    keeps a window alone.
     """
 
     engine: EngineConfig
@@ -287,6 +365,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int
     chunk_tokens: int
     draft_topk: int = 1
+    ragged: RaggedVerify = RaggedVerify()
+    window_pool: WindowPool | None = None
 
     @property
     def kv_reach(self) -> int:
@@ -413,6 +493,14 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
     running = min(config.max_running_requests, worker.max_slots)
     chunk = config.chunked_prefill_size
     shape = PLAIN if drafter is None else config.shape(drafter)
+    ragged = read_ragged(config, drafter, shape.num_draft_tokens - 1, shape.topk)
+    if isinstance(ragged, Refused):
+        return ragged
+    pool: WindowPool | None = None
+    if drafter is not None:
+        pool = window_pool(config, context, worker.page_size, shape.num_draft_tokens)
+        if pool is not None:
+            drafter = msgspec.structs.replace(drafter, draft_kv=DraftKV.WINDOW_POOL)
     return CoreConfig(
         engine=config,
         worker=worker,
@@ -420,6 +508,8 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         draft_width=shape.num_draft_tokens,
         draft_reach=draft_reach(shape),
         draft_topk=shape.topk,
+        ragged=ragged,
+        window_pool=pool,
         context_length=context,
         max_running_requests=running,
         chunk_tokens=2**31 - 1 if chunk == -1 else chunk,

@@ -42,6 +42,7 @@ NO_PROPOSAL = 3
 NOT_PROFITABLE = 4
 NO_MATCH = 5
 TIMED_PLAIN = 6
+OVER_BUDGET = 7
 
 REASONS: tuple[str | None, ...] = (
     None,
@@ -51,6 +52,7 @@ REASONS: tuple[str | None, ...] = (
     "not profitable at this batch size",
     "no match",
     "a step without drafts, now and then, to time it",
+    "no draft was worth its verification",
 )
 
 _BY_OFFER: U8 = np.array([NO_PROPOSAL, NO_MATCH, NOT_PROFITABLE], dtype=np.uint8)

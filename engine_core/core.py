@@ -148,7 +148,23 @@ class EngineCore:
             wait_for_drafts=self._draft_wait_ns * 1e-9,
             ngram_nodes=0 if self._drafts is None else self._drafts.nodes,
             evicted_pages=scheduler.cache.evicted_pages,
+            verify_budget_steps=counters.budget_steps,
+            verify_budget_drafts=counters.budget_drafts,
+            verify_trimmed_drafts=counters.trimmed_drafts,
+            **self._window_stats(),
         )
+
+    def _window_stats(self) -> dict[str, int]:
+        windows = self.scheduler.windows
+        if windows is None:
+            return {}
+        stats = windows.stats
+        return {
+            "window_drafts": windows.drafts,
+            "window_short_drafts": windows.short_drafts,
+            "window_page_failures": stats.alloc_failures,
+            "window_peak_pages": stats.high_water,
+        }
 
     def _launch(self) -> bool:
         """Plan and launch a step, if there is one."""

@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..cython_ext.request_table import FastCommit
+from .ids import i32
+from .plan import StepPlan, StepResult
 
 MAX_DEPTH = 64
 I64 = npt.NDArray[np.int64]
@@ -24,6 +26,8 @@ class Counters:
     ``*_per_pos`` int64[64], index j: rows whose draft tree reached depth j + 1, or with at least
     j + 1 correct drafts. ``held_rows`` waited a step for pages, ``shrunk_steps`` lost their drafts
     to the lack of pages, ``dropped_rows`` were in flight when their request ended.
+    ``budget_steps`` had a budget of verified drafts, ``budget_drafts`` together; ``trimmed_drafts``
+    held but lay beyond a cap (mode cap-accept).
     """
 
     steps: int = 0
@@ -46,6 +50,9 @@ class Counters:
     plain_rows: int = 0
     draft_invalid: int = 0
     worker_busy_ns: int = 0
+    budget_steps: int = 0
+    budget_drafts: int = 0
+    trimmed_drafts: int = 0
     accepted_per_pos: I64 = field(default_factory=_per_pos)
     drafted_per_pos: I64 = field(default_factory=_per_pos)
 
@@ -57,6 +64,14 @@ class Counters:
         self.spec_verify_tokens += fast.verify_tokens
         self.plain_rows += fast.plain_rows
         self.generated_tokens += fast.tokens
+
+    def count_ragged(self, plan: StepPlan, result: StepResult) -> None:
+        """Count what a step's verify lengths were planned as, and what caps took."""
+        if plan.budget >= 0:
+            self.budget_steps += 1
+            self.budget_drafts += plan.budget
+        if result.trimmed:
+            self.trimmed_drafts += int(i32(result.trimmed).sum())
 
     def count_verify(self, proposed: int, depth: int, correct: int, kept: int) -> None:
         """Count a verify row that had drafts."""

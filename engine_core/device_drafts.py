@@ -36,8 +36,14 @@ class DeviceDrafts:
         caps = self._bound
         if not plan.late_bound:
             caps = np.where(verifies, i32(plan.q_caps) - 1, 0).astype(np.int32)
+        watched = caps
+        if plan.budget >= 0:
+            watched = np.minimum(caps, i32(result.proposed))  # what was left out tells nothing
+        elif plan.accept_caps:
+            watched = np.zeros_like(caps)
+            watched[verifies] = i32(plan.accept_caps)
         if self._alone and verifies.all():
             # Prefill rows make a step another thing: on a GPU its kernels are launched one by one.
             self._lengths.observe(result, int(verifies.sum()) if caps.any() else 0)
         if len(caps):
-            self._lengths.learn(i32(plan.slots), caps, i32(result.accept_lens))
+            self._lengths.learn(i32(plan.slots), watched, i32(result.accept_lens))

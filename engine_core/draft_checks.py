@@ -6,15 +6,17 @@ from typing import cast
 
 import msgspec
 
+from .block_tensors import MARKOV
 from .config import EngineConfig, served_context
 from .draft_config import DraftAlgorithm, DraftConfig
 from .draft_config_json import misfits, parse_draft_config
 from .draft_finding import Finding, failed
+from .draft_folder import draft_folder, tokenizer_folder
 from .draft_names import our_name
 from .draft_source import find_draft
 from .drafter_spec import find_drafter
 from .model_config import ModelConfig, ModelConfigError, load_model_config
-from .model_path import resolve_draft, resolve_model
+from .model_path import resolve_model
 from .refusal import Refused, RefusedError
 from .safetensors_header import HeaderError, tensor_dtypes
 from .tokenizer_match import match_tokenizers
@@ -29,6 +31,14 @@ _CHECK_OF = {
     "hidden_size": "hidden width",
     "target_hidden_size": "hidden width",
     "eagle_aux_hidden_state_layer_ids": "captured layers",
+    "aux_hidden_state_layer_ids": "captured layers",
+    "target_layer_ids": "captured layers",
+    "num_target_layers": "captured layers",
+    "block_size": "block",
+    "mask_token_id": "block",
+    "mask_token": "block",
+    "markov_rank": "block",
+    "markov_head_type": "block",
     "num_aux_hidden_states": "captured layers",
     "max_position_embeddings": "positions",
     "quantization_config": "types",
@@ -41,8 +51,8 @@ def check_draft(config: EngineConfig) -> Iterator[Finding]:
     without one. Raises RefusedError, ModelNotFound for a target that cannot be used by itself,
     and for a draft that is not there.
     """
-    algorithm = config.speculative_algorithm
-    spec = None if algorithm is None else find_drafter(algorithm)
+    name = config.speculative_algorithm
+    spec = None if name is None else find_drafter(name)
     if spec is None or isinstance(spec, Refused) or not spec.has_model:
         return
     target_folder = resolve_model(config.model, config.revision)
@@ -54,16 +64,12 @@ def check_draft(config: EngineConfig) -> Iterator[Finding]:
     if isinstance(context, Refused):
         raise RefusedError(context)
     target = msgspec.structs.replace(target, context_length=context)
-    folder = resolve_draft(
-        spec.name,
-        config.model,
-        config.speculative_draft_model_path,
-        config.speculative_draft_model_revision,
-    )
+    folder = draft_folder(config, spec.name)
     alone = spec.name == "STANDALONE"
     yield match_tokenizers(target_folder, folder, alone)
     try:
-        draft = parse_draft_config(folder, target, cast(DraftAlgorithm, spec.name))
+        algorithm = cast(DraftAlgorithm, spec.name)
+        draft = parse_draft_config(folder, target, algorithm, tokenizer_folder(config, spec.name))
     except ModelConfigError as error:
         yield _misfit(str(error).removeprefix(f"{folder / 'config.json'}: "))
         return
@@ -78,6 +84,9 @@ def check_draft(config: EngineConfig) -> Iterator[Finding]:
 def algorithm_of(folder: Path) -> DraftAlgorithm:
     """What a draft's tensors say that it is. Raises HeaderError."""
     names = {our_name(name) for name in tensor_dtypes(folder)}
+    if "model.hidden_norm.weight" in names:
+        markov = any(name.startswith(MARKOV) for name in names)
+        return "DSPARK" if markov else "DFLASH"
     if "model.layers.0.hidden_norm.weight" in names:
         return "EAGLE3"
     return "EAGLE" if "model.fc.weight" in names else "STANDALONE"
@@ -117,6 +126,10 @@ def _fitting(draft: DraftConfig, target: ModelConfig) -> Iterator[Finding]:
             )
             yield Finding("hidden width", "ok", taken)
             yield _captured(draft, target)
+        case "DFLASH" | "DSPARK":
+            yield Finding("hidden width", "ok", f"{model.hidden_size} is the target's")
+            yield _captured(draft, target)
+            yield _block(draft)
     yield Finding(
         "positions",
         "ok",
@@ -133,6 +146,21 @@ def _captured(draft: DraftConfig, target: ModelConfig) -> Finding:
     parts += [f"outputs of layers {outputs}"] if outputs else []
     count = target.num_hidden_layers
     return Finding("captured layers", "ok", f"{' and '.join(parts)}, of {count} counted from 0")
+
+
+def _block(draft: DraftConfig) -> Finding:
+    """What a block is; a warning where config.json and the target or a habit do not agree."""
+    block = draft.block
+    assert block is not None, "it is a block draft's"
+    what = "the token at its own position" if block.first_row else "the next token"
+    markov = "" if block.markov is None else f", a {block.markov.kind} Markov head"
+    found = (
+        f"{block.rows} rows of which {block.drafts} draft, each {what}; mask token "
+        f"{block.mask_token_id}{markov}"
+    )
+    if draft.notes:
+        return Finding("block", "warning", f"{found}; {'; '.join(draft.notes)}")
+    return Finding("block", "ok", found)
 
 
 def _end(draft: ModelConfig, target: ModelConfig) -> Finding:

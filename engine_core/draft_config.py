@@ -6,7 +6,8 @@ import msgspec
 
 from .model_config import ModelConfig
 
-DraftAlgorithm = Literal["STANDALONE", "EAGLE", "EAGLE3"]
+DraftAlgorithm = Literal["STANDALONE", "EAGLE", "EAGLE3", "DFLASH", "DSPARK"]
+MarkovKind = Literal["vanilla", "gated", "rnn"]
 
 
 class SpecShape(msgspec.Struct, frozen=True):
@@ -18,6 +19,50 @@ class SpecShape(msgspec.Struct, frozen=True):
     steps: int
     topk: int
     num_draft_tokens: int
+
+
+class MarkovConfig(msgspec.Struct, frozen=True):
+    """DSPARK's head between the tokens of a block (block_drafts.md 2.5), of ``rank`` r."""
+
+    kind: MarkovKind
+    rank: int
+
+
+class BlockConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a block draft has beyond its layers (block_drafts.md 1 and 2): DFLASH's or DSPARK's.
+
+    One forward over [bonus token, mask, ...] proposes ``drafts`` tokens: B - 1 for DFLASH's block
+    size B, gamma for DSPARK's. ``first_row``: the row that proposes the first of them. 1: row i
+    stands for the token at its own position, and row 0 proposes nothing; 0: row k stands for the
+    token at the position behind its own. ``causal``: by layer, whether a block's rows see none of
+    those behind themselves. ``whole_block_window``: in sliding layers all rows of a block see all
+    of it, or what ``causal`` leaves, and as many tokens as the window has in front of its first
+    row, as in speculators' training; else every row has a window of its own. ``embed_scale``: of
+    the target's embeddings. ``markov`` and ``confidence``: DSPARK's heads;
+    ``confidence_with_markov``: the latter reads the embedding of the token before, too.
+
+    What only reading the weights minds (``engine/models/block_checkpoint.py``): ``fc_order``, for
+    each block of columns of the checkpoint's ``fc`` the place in ``feature_layers`` of the layer
+    that it takes; ``gemma_norms``: norms are stored less one; ``value_scale``: of all values.
+    """
+
+    drafts: int
+    first_row: Literal[0, 1]
+    mask_token_id: int
+    causal: tuple[bool, ...]
+    whole_block_window: bool = False
+    embed_scale: float = 1.0
+    markov: MarkovConfig | None = None
+    confidence: bool = False
+    confidence_with_markov: bool = False
+    fc_order: tuple[int, ...] = ()
+    gemma_norms: bool = False
+    value_scale: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a block's forward."""
+        return self.drafts + self.first_row
 
 
 class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +78,8 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     each layer's, in front of it. ``norm_output``: the recurrent state is the normed one that the
     head reads. ``norm_before_residual``: an EAGLE3 draft's first layer adds to its input behind
     the norm. ``first_layer_norm``: an EAGLE draft's first layer has an input norm.
-    ``defaults``: the draft's best serving shape.
+    ``defaults``: the draft's best serving shape. ``block``: of DFLASH's and DSPARK's drafts.
+    ``notes``: what whoever serves it should be told.
     """
 
     algorithm: DraftAlgorithm
@@ -52,3 +98,5 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm_before_residual: bool = False
     first_layer_norm: bool = False
     defaults: SpecShape | None = None
+    block: BlockConfig | None = None
+    notes: tuple[str, ...] = ()

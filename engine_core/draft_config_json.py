@@ -8,6 +8,7 @@ from typing import assert_never
 
 import msgspec
 
+from .block_config_json import parse_block_config
 from .draft_config import DraftAlgorithm, DraftConfig, SpecShape
 from .draft_fields import DraftFields, decode_fields, layers_json
 from .draft_names import our_name
@@ -22,24 +23,32 @@ from .safetensors_header import HeaderError, tensor_dtypes
 from .spec_shape import refuse_shape
 
 
-def load_draft_config(folder: Path, target: ModelConfig, algorithm: DraftAlgorithm) -> DraftConfig:
+def load_draft_config(
+    folder: Path, target: ModelConfig, algorithm: DraftAlgorithm, tokenizer: Path | None = None
+) -> DraftConfig:
     """The draft of ``folder`` for ``target``, whose ``context_length`` is the one that is served.
+
+    ``tokenizer``: folder of the target's, which a DFLASH draft may need for its mask token.
 
     What config.json does not say of biases and norms is taken from the names in the checkpoint, if
     there is one. Raises ModelConfigError naming file and field: for a config that is malformed,
     that describes no draft of ``algorithm``, or whose draft does not fit the target.
     """
-    config = parse_draft_config(folder, target, algorithm)
+    config = parse_draft_config(folder, target, algorithm, tokenizer)
     for reason in misfits(config, target):
         raise ModelConfigError(f"{folder / 'config.json'}: {reason}")
     return config
 
 
-def parse_draft_config(folder: Path, target: ModelConfig, algorithm: DraftAlgorithm) -> DraftConfig:
+def parse_draft_config(
+    folder: Path, target: ModelConfig, algorithm: DraftAlgorithm, tokenizer: Path | None = None
+) -> DraftConfig:
     """As ``load_draft_config``, but whether the draft fits the target is ``misfits``' to say."""
     path = folder / "config.json"
     try:
         text = read_config(path)
+        if algorithm == "DFLASH" or algorithm == "DSPARK":
+            return parse_block_config(text, path, target, algorithm, tokenizer)
         fields = decode_fields(text)
         if algorithm == "STANDALONE":
             config = _standalone(load_model_config(folder), fields)
@@ -232,7 +241,14 @@ def misfits(config: DraftConfig, target: ModelConfig) -> Iterator[str]:
             f"{name}: must be between 1 and the vocabulary's {target.vocab_size}, is "
             f"{config.draft_vocab_size}; use a draft with the target's tokenizer"
         )
-    if config.algorithm == "EAGLE" and model.hidden_size != target.hidden_size:
+    elif config.block is not None and config.draft_vocab_size != target.vocab_size:
+        yield (
+            f"draft_vocab_size: {config.draft_vocab_size} of the target's {target.vocab_size} "
+            "tokens, but block drafts propose by the target's head; use one that was trained "
+            "without a vocabulary of its own"
+        )
+    shares_width = config.algorithm == "EAGLE" or config.block is not None
+    if shares_width and model.hidden_size != target.hidden_size:
         yield (
             f"hidden_size: {model.hidden_size} is not the target's {target.hidden_size}; use a "
             "draft that was trained for this target"

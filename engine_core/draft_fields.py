@@ -42,9 +42,20 @@ class _Proposal(msgspec.Struct, frozen=True):
     speculative_tokens: int | None = None
 
 
-class _SpeculatorsConfig(msgspec.Struct, frozen=True):
+class SpeculatorsConfig(msgspec.Struct, frozen=True):
+    """``speculators_config``: how its trainer would serve a draft."""
+
     default_proposal_method: str | None = None
     proposal_methods: tuple[_Proposal, ...] = ()
+
+    def proposed_tokens(self) -> int | None:
+        """Drafts a round of the proposal that is the default."""
+        if not self.proposal_methods:
+            return None
+        named = self.default_proposal_method
+        methods = self.proposal_methods
+        chosen = next((m for m in methods if m.proposal_type == named), methods[0])
+        return chosen.speculative_tokens
 
 
 class DraftFields(msgspec.Struct, frozen=True):
@@ -74,17 +85,13 @@ class DraftFields(msgspec.Struct, frozen=True):
     embed_requires_grad: bool | None = None
     use_sliding_window: bool | None = None
     speculators_model_type: str | None = None
-    speculators_config: _SpeculatorsConfig | None = None
+    speculators_config: SpeculatorsConfig | None = None
     outrider: SpecShape | None = None
 
     def proposed_chain(self) -> SpecShape | None:
         """The chain that ``speculators_config`` proposes, if it does."""
-        if self.speculators_config is None or not self.speculators_config.proposal_methods:
-            return None
-        methods = self.speculators_config.proposal_methods
-        named = self.speculators_config.default_proposal_method
-        chosen = next((m for m in methods if m.proposal_type == named), methods[0])
-        steps = chosen.speculative_tokens
+        said = self.speculators_config
+        steps = None if said is None else said.proposed_tokens()
         return None if steps is None else SpecShape(steps, 1, steps + 1)
 
 

@@ -5,6 +5,8 @@ _PREFIXES = (
     ("midlayer.", "layers.0."),
     ("transformer.", "layers.0."),
     ("fusion_fc.", "fc."),
+    ("encoder.fc.", "fc."),
+    ("encoder.output_norm_enc.", "hidden_norm."),
     ("aux_norm_low.", "fc_norm.0."),
     ("aux_norm_mid.", "fc_norm.1."),
     ("aux_norm_high.", "fc_norm.2."),

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .block_tensors import CONFIDENCE, block_shapes
 from .device_config import DTYPE_BYTES, Placement
 from .draft_config import DraftConfig
 from .draft_names import our_name
@@ -39,6 +40,8 @@ def draft_sizes(draft: DraftSource, placement: Placement) -> DraftSizes:
     config, item = draft.config, DTYPE_BYTES[placement.dtype]
     if config.algorithm == "STANDALONE":
         weights = weight_bytes(config.model, draft.stored, placement)
+    elif config.block is not None:
+        weights = _block_bytes(config, item, placement.device == "cuda")
     elif runs_packed(config.model, placement):
         weights = _packed_bytes(draft)
     else:
@@ -47,6 +50,21 @@ def draft_sizes(draft: DraftSource, placement: Placement) -> DraftSizes:
             elements += config.draft_vocab_size * config.model.hidden_size
         weights = elements * item
     return DraftSizes(weights, kv_bytes_per_token(config.model, item))
+
+
+def _block_bytes(config: DraftConfig, item: int, stacked: bool) -> int:
+    """Columns of fc that take the same layer are one; the confidence head is float32.
+
+    ``stacked``: injection has the key and value rows of all layers a second time.
+    """
+    shapes, model = block_shapes(config), config.model
+    shapes["model.fc.weight"] = (model.hidden_size, config.feature_size)
+    if stacked:
+        shapes["stacked"] = (model.num_hidden_layers * 2 * model.kv_size, model.hidden_size)
+    return sum(
+        math.prod(shape) * (4 if name.startswith(CONFIDENCE) else item)
+        for name, shape in shapes.items()
+    )
 
 
 def refuse_quantization(draft: DraftSource | None, placement: Placement) -> Refused | None:

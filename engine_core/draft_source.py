@@ -5,15 +5,17 @@ from typing import Literal, NamedTuple, cast
 
 import msgspec
 
+from .block_shape import block_notes, resolve_block
 from .config import EngineConfig, served_context
 from .draft_config import DraftAlgorithm, DraftConfig, SpecShape
 from .draft_config_json import load_draft_config
+from .draft_folder import draft_folder, tokenizer_folder
 from .drafter_spec import DrafterSpec, find_drafter
 from .model_config import ModelConfig, ModelConfigError
-from .model_path import ModelNotFound, resolve_draft
+from .model_path import ModelNotFound
 from .refusal import Refused, RefusedError
 from .safetensors_header import HeaderError, tensor_dtypes
-from .spec_shape import resolve_shape
+from .spec_shape import corrected, resolve_shape
 from .token_map import read_token_map
 
 _FIELD = "speculative_draft_model_path"
@@ -24,7 +26,7 @@ class DraftSource(NamedTuple):
 
     ``stored``: its tensors' types by name, empty for dummy weights; ``target_dtype``: that of the
     target's checkpoint. ``token_map``: the target's id of each of its draft ids, where the user
-    gave them. ``int8``: its matrices are to be rounded.
+    gave them. ``int8``: its matrices are to be rounded. ``notes``: what to tell the user.
     """
 
     folder: Path
@@ -35,6 +37,7 @@ class DraftSource(NamedTuple):
     target_dtype: str
     token_map: tuple[int, ...] | None
     int8: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def find_draft(config: EngineConfig, target: ModelConfig) -> DraftSource | None:
@@ -65,13 +68,22 @@ def find_draft(config: EngineConfig, target: ModelConfig) -> DraftSource | None:
 
 def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> DraftSource | Refused:
     """Raises RefusedError, ModelNotFound, ModelConfigError, HeaderError."""
-    folder = resolve_draft(
-        spec.name,
-        config.model,
-        config.speculative_draft_model_path,
-        config.speculative_draft_model_revision,
-    )
-    draft = load_draft_config(folder, target, cast(DraftAlgorithm, spec.name))
+    folder = draft_folder(config, spec.name)
+    algorithm = cast(DraftAlgorithm, spec.name)
+    draft = load_draft_config(folder, target, algorithm, tokenizer_folder(config, spec.name))
+    load_format = config.speculative_draft_load_format or config.load_format
+    stored = {} if load_format == "dummy" else tensor_dtypes(folder)
+    if draft.block is not None:
+        shape = resolve_block(config, spec.name, draft.block.drafts, draft.defaults)
+        if isinstance(shape, Refused):
+            return shape
+        notes = (*draft.notes, *block_notes(config, spec.name, draft.defaults, shape))
+        asked = config.speculative_ragged_verify_mode in ("compact", "cap-accept")
+        confidence = spec.gives_survival and asked
+        block = msgspec.structs.replace(draft.block, drafts=shape.steps, confidence=confidence)
+        draft = msgspec.structs.replace(draft, block=block)
+        dtype = target.torch_dtype
+        return DraftSource(folder, draft, shape, load_format, stored, dtype, None, notes=notes)
     token_map: tuple[int, ...] | None = None
     if config.speculative_token_map is not None:
         found = read_token_map(config.speculative_token_map, target.vocab_size)
@@ -100,8 +112,7 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
             f"{shape.topk} exceeds the {draft.draft_vocab_size} tokens that the draft knows; ask "
             "for no more",
         )
-    load_format = config.speculative_draft_load_format or config.load_format
-    stored = {} if load_format == "dummy" else tensor_dtypes(folder)
+    note = corrected(config, shape)
     return DraftSource(
         folder,
         draft,
@@ -111,4 +122,5 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         target.torch_dtype,
         token_map,
         config.speculative_draft_model_quantization == "int8",
+        () if note is None else (note,),
     )

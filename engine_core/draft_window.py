@@ -3,11 +3,21 @@
 The bookkeeping itself is compiled: ``cython_ext/draft_window.pyx``.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from .ids import I32
+
+if TYPE_CHECKING:
+    from .config import EngineConfig
+
+
+class WindowPool(NamedTuple):
+    """A draft's own pool: tokens of the ``window``, and ``pages``, the sink included."""
+
+    window: int
+    pages: int
 
 
 class WindowView(NamedTuple):
@@ -24,6 +34,22 @@ class WindowView(NamedTuple):
     context_lens: I32
     masked: I32
     pages: I32
+
+
+def window_pool(
+    config: "EngineConfig", context: int, page_size: int, width: int
+) -> WindowPool | None:
+    """The pool that ``config`` asks for, None without a window.
+
+    ``context``: most tokens of a request, beyond which no window reaches. ``width``: nodes that a
+    verify row has at most.
+    """
+    if config.speculative_draft_window_size is None:
+        return None
+    window = max(width, min(config.speculative_draft_window_size, context))
+    overlap = not config.disable_overlap_schedule
+    running = config.max_running_requests
+    return WindowPool(window, draft_pool_pages(running, window, page_size, width, overlap))
 
 
 def draft_pool_pages(
@@ -54,6 +80,11 @@ def view_bound(length: int, window: int, page_size: int) -> int:
     """
     _check_shape(window, page_size, 1)
     return min(length, window + (page_size if page_size > 1 else 0))
+
+
+def view_pages(window: int, page_size: int, width: int) -> int:
+    """Pages of a view, at most: of the window from its page's beginning on, and of the block."""
+    return _pages(window + page_size - 1 + width, page_size)
 
 
 def window_view(
@@ -87,7 +118,7 @@ def window_view(
     none = starts > lengths
     starts = np.where(none, lengths // page_size * page_size, starts)
     context_lens = lengths - starts
-    count = _pages(window + page_size - 1 + width, page_size)
+    count = view_pages(window, page_size, width)
     at = starts[:, None] // page_size + np.arange(count, dtype=np.int32)
     end = lengths + width
     inside = (at * page_size < end[:, None]) & (at < columns)

@@ -30,9 +30,10 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     drafts on the device, inside the step. ``implementation``: ``module:attribute`` of a function
     ``make(config: EngineConfig, spec: DrafterSpec) -> HostDrafter``, or on the device
     ``make(context: DrafterContext) -> DeviceDrafter``, imported by the process that runs the
-    drafter. ``fills``: with a host drafter, the implementation of one on the device that drafts
-    for the rows that the host has nothing for; empty: there is none. ``shifts_tokens``: its KV of
-    a position depends on the next token too, so what the prefix cache has of a prompt's last
+    drafter. ``gives_q``: on the device it can draw its drafts and tell from what, which rejection
+    sampling needs. ``fills``: with a host drafter, the implementation of one on the device that
+    drafts for the rows that the host has nothing for; empty: there is none. ``shifts_tokens``: its
+    KV of a position depends on the next token too, so what the prefix cache has of a prompt's last
     position was made for another prompt. ``default_num_draft_tokens``: of drafters without a model
     (:mod:`.spec_shape` has the others').
     """
@@ -52,6 +53,11 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     def has_model(self) -> bool:
         """Whether it drafts with weights of its own, which are loaded beside the target's."""
         return self.draft_kv is not DraftKV.NONE
+
+    @property
+    def plans_verify(self) -> bool:
+        """Whether its confidence can say which drafts are verified (:mod:`.verify_steps`)."""
+        return self.gives_survival and not self.host
 
     @property
     def drafting_takes_time(self) -> bool:
@@ -88,8 +94,15 @@ _EAGLE = DrafterSpec(
     name="EAGLE",
     implementation="outrider.engine.speculative.eagle_drafter:make",
     tree=True,
+    gives_q=True,
     draft_kv=DraftKV.SHARED_SLOTS,
     shifts_tokens=True,
+)
+_BLOCK = DrafterSpec(
+    name="DFLASH",
+    implementation="outrider.engine.speculative.block_drafter:make",
+    gives_q=True,
+    draft_kv=DraftKV.SHARED_SLOTS,
 )
 BUILT_IN: dict[str, DrafterSpec] = {
     "NGRAM": NGRAM,
@@ -97,10 +110,13 @@ BUILT_IN: dict[str, DrafterSpec] = {
         name="STANDALONE",
         implementation="outrider.engine.speculative.standalone_drafter:make",
         tree=True,
+        gives_q=True,
         draft_kv=DraftKV.SHARED_SLOTS,
     ),
     "EAGLE": _EAGLE,
     "EAGLE3": msgspec.structs.replace(_EAGLE, name="EAGLE3"),
+    "DFLASH": _BLOCK,
+    "DSPARK": msgspec.structs.replace(_BLOCK, name="DSPARK", gives_survival=True),
 }
 
 # Names of algorithms that the project reserves; the ones without a spec are refused by name.
@@ -212,9 +228,16 @@ def _load_plugin(key: str, point: EntryPoint) -> DrafterSpec | Refused:
         return _refuse(
             f"{origin} declares shifts_tokens, which is about a draft's own KV; leave it out", 501
         )
-    if spec.gives_q or spec.gives_survival:
+    if spec.gives_q and spec.host:
         return _refuse(
-            f"{origin} declares gives_q or gives_survival, which nothing uses yet; leave them out",
+            f"{origin} declares gives_q and host; drafts are drawn on the device alone: leave one "
+            "out",
+            501,
+        )
+    if spec.gives_survival and (spec.host or spec.tree):
+        return _refuse(
+            f"{origin} declares gives_survival, which is of chains that are drafted on the device; "
+            "leave it out",
             501,
         )
     return spec

@@ -11,6 +11,7 @@ from .draft_config import SpecShape
 from .draft_memory import NO_PARTS, draft_parts
 from .draft_sizes import NO_DRAFT, draft_sizes, refuse_quantization
 from .draft_source import DraftSource
+from .draft_window import window_pool
 from .drafter_spec import find_drafter
 from .graph_sizes import graph_chunk
 from .model_config import ModelConfig
@@ -29,7 +30,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     ``free_bytes``: before the process starts. ``weight_bytes``, ``draft_weight_bytes`` and
     ``kv_bytes`` are exact, the latter of target and draft, with the sink page, which ``num_pages``
-    leaves out. ``kv_bytes_per_token`` is the target's, ``draft_kv_bytes_per_token`` comes on top;
+    leaves out. ``kv_bytes_per_token`` is the target's, ``draft_kv_bytes_per_token`` comes on top,
+    or in a pool of its own of ``draft_window_pages``, the sink included, for a draft that keeps a
+    window alone; ``draft_kv_bytes``: its part of ``kv_bytes``.
     ``draft_activation_bytes`` and ``draft_graph_bytes``: what drafting adds to steps and to their
     graphs, the target's features among it. For the other parts see
     :mod:`.memory_parts`: ``context_bytes`` the driver's context and the kernels' code, for several
@@ -60,6 +63,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
     num_tokens: int
     kv_bytes: int
+    draft_window_pages: int = 0
+    draft_kv_bytes: int = 0
     activation_bytes: int
     draft_activation_bytes: int = 0
     graph_bytes: int
@@ -69,6 +74,11 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     allocator_bytes: int
     total_bytes: int
     edit_bytes: int
+
+    @property
+    def full_draft_kv_bytes(self) -> int:
+        """What the draft's KV takes, or would take, in as many pages as the target has."""
+        return (self.num_pages + 1) * self.page_size * self.draft_kv_bytes_per_token
 
 
 def plan_memory(
@@ -108,7 +118,10 @@ def plan_memory(
     weights = weight_bytes(model, stored, placement, packed=config.tp_size == 1)
     added = NO_DRAFT if draft is None else draft_sizes(draft, placement)
     target_token_bytes = kv_bytes_per_token(model, item)
-    token_bytes = target_token_bytes + added.kv_bytes_per_token
+    pool = None if draft is None else window_pool(config, context, config.page_size, width)
+    own_pages = 0 if pool is None else pool.pages
+    own_bytes = own_pages * config.page_size * added.kv_bytes_per_token
+    token_bytes = target_token_bytes + (0 if own_pages else added.kv_bytes_per_token)
     cuda_context = parts.CONTEXT_BYTES + parts.KERNEL_BYTES if on_cuda else 0
     if on_cuda and config.tp_size > 1:
         cuda_context += parts.NCCL_BYTES
@@ -127,6 +140,7 @@ def plan_memory(
             token_bytes,
             wanted_tokens(config, context),
             cuda_context,
+            own_bytes,
         )
     except ValueError as error:
         field, _, reason = str(error).partition(": ")
@@ -137,7 +151,8 @@ def plan_memory(
         return Refused(
             "max_total_tokens",
             f"{config.max_total_tokens} tokens of KV, {size}, do not fit beside "
-            f"{gib(weights + added.weight_bytes)} of weights into {placement.mem_fraction} of "
+            f"{gib(weights + added.weight_bytes)} of weights{_beside(own_bytes)} into "
+            f"{placement.mem_fraction} of "
             f"{_room(free_bytes, cuda_context)}; the memory allows {tokens}; ask for less or raise "
             "--mem-fraction-static",
         )
@@ -169,13 +184,18 @@ def plan_memory(
         page_size=config.page_size,
         num_pages=pages,
         num_tokens=tokens,
-        kv_bytes=(pages + 1) * config.page_size * token_bytes,
+        kv_bytes=(pages + 1) * config.page_size * token_bytes + own_bytes,
+        draft_window_pages=own_pages,
+        draft_kv_bytes=(own_bytes or (pages + 1) * config.page_size * added.kv_bytes_per_token),
         activation_bytes=parts.activation_bytes(model, step, item, on_cuda),
         draft_activation_bytes=drafting.activation_bytes,
         graph_bytes=parts.graph_bytes(config, model, width, item) if on_cuda else 0,
         draft_graph_bytes=drafting.graph_bytes,
         state_bytes=(
-            parts.slot_bytes(config, context) + parts.rotary_bytes(model) + drafting.state_bytes
+            parts.slot_bytes(config, context)
+            + parts.rotary_bytes(model)
+            + drafting.state_bytes
+            + (4 * (pages + 1 + parts.slots(config)) if own_pages else 0)
         ),
         workspace_bytes=(
             parts.workspace_bytes(model, nodes + graph_chunk(config)) if on_cuda else 0
@@ -248,21 +268,24 @@ def plan_num_pages(
     token_bytes: int,
     max_total_tokens: int | None = None,
     context_bytes: int = 0,
+    own_bytes: int = 0,
 ) -> int:
     """Usable pages of the pool.
 
-    Weights and KV together may take ``mem_fraction`` of what a CUDA context of ``context_bytes``
-    leaves of ``free_bytes``, the memory that was free before. ``max_total_tokens`` caps the result.
+    Weights and KV together, with ``own_bytes`` of a draft's own pool, may take ``mem_fraction`` of
+    what a CUDA context of ``context_bytes`` leaves of ``free_bytes``, the memory that was free
+    before. ``max_total_tokens`` caps the result.
     Raises ValueError when not even one page (and the sink) fits.
     """
     if not 0.0 < mem_fraction < 1.0:
         raise ValueError(f"mem_fraction_static: must be between 0 and 1, is {mem_fraction}")
-    budget = int((free_bytes - context_bytes) * mem_fraction) - weight_bytes
+    budget = int((free_bytes - context_bytes) * mem_fraction) - weight_bytes - own_bytes
     pages = budget // (page_size * token_bytes) - 1
     if pages < 1:
         raise ValueError(
             f"mem_fraction_static: {mem_fraction} of {_room(free_bytes, context_bytes)} leaves no "
-            f"room for KV beside {gib(weight_bytes)} of weights; raise it or take a smaller model"
+            f"room for KV beside {gib(weight_bytes)} of weights{_beside(own_bytes)}; raise it or "
+            f"take a smaller model{' or draft window' if own_bytes else ''}"
         )
     if max_total_tokens is not None:
         if max_total_tokens < page_size:
@@ -271,6 +294,10 @@ def plan_num_pages(
             )
         pages = min(pages, max_total_tokens // page_size)
     return pages
+
+
+def _beside(own_bytes: int) -> str:
+    return f" and {gib(own_bytes)} of the draft's window" if own_bytes else ""
 
 
 def _room(free_bytes: int, context_bytes: int) -> str:

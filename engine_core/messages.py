@@ -246,6 +246,13 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     wait_for_drafts: float
     ngram_nodes: int
     evicted_pages: int
+    verify_budget_steps: int = 0
+    verify_budget_drafts: int = 0
+    verify_trimmed_drafts: int = 0
+    window_drafts: int = 0
+    window_short_drafts: int = 0
+    window_page_failures: int = 0
+    window_peak_pages: int = 0
 
 
 class CoreError(msgspec.Struct, frozen=True, array_like=True, tag="core_error"):

@@ -8,7 +8,8 @@ from .refusal import Refused, RefusedError
 EMBEDDED = {"pycoder": "pycoder-11m"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*")
 # Code and other weight formats are never fetched: nothing here would read them.
-_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+# A draft with a mask_embedding.pt is refused, for which the file must be there; nobody opens it.
+_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "mask_embedding.pt")
 
 
 class ModelNotFound(ValueError):

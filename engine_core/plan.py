@@ -41,6 +41,14 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
     rows' tokens, joined in row order. ``page_*``: changes to the page table, applied before the
     step. With ``late_bound`` a :class:`HostDrafts` follows before the step can run; without it
     verify rows carry the q_cap - 1 drafts of a drafter on the device, and none without one.
+    ``budget``: drafts that all verify rows together have verified, shared out by the drafter's
+    confidence; -1: all. ``accept_caps``: most drafts that a verify row accepts, where that is less
+    than it verifies (mode cap-accept without confidence); empty: no such caps.
+
+    Of a draft with a window's pool: ``window_pages``, each once, have draft pages
+    ``window_drafts`` from this step on, 0 for none. ``window_lows``: the first position of a row's
+    sequence that has draft KV. Where the next whole page begins beyond the row's committed tokens,
+    it has no drafts.
     """
 
     step: int
@@ -54,6 +62,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
     page_slots: bytes  # int32[U]
     page_indexes: bytes  # int32[U], column of the slot's page-table row
     page_ids: bytes  # int32[U]
+    budget: int = -1
+    accept_caps: bytes = b""  # int32[V], V verify rows, which come first
+    window_pages: bytes = b""  # int32[D], pages of the target's pool
+    window_drafts: bytes = b""  # int32[D], pages of the draft's pool
+    window_lows: bytes = b""  # int32[R]
 
     @property
     def num_rows(self) -> int:
@@ -108,11 +121,14 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
 
     ``accept_lens`` int32[R]: emitted tokens (0 for PREFILL, 1 for PREFILL_LAST, 1..q for VERIFY;
     0 for rows in ``errors``). ``tokens`` int32[sum accept_lens]: the accepted drafts and then the
-    bonus token of each row. ``proposed`` int32[R]: draft nodes verified, without the padding of a
-    row for which the device had less to propose. ``depths`` int32[R]: depth of the row's draft
-    tree. ``busy_ns``: time the worker spent on the step. ``wait_ns``:
-    time a late-bound step waited for its drafts with nothing else to run (the controller's cost
-    of late binding; 0 if not late-bound).
+    bonus token of each row. ``proposed`` int32[R]: draft nodes that might be accepted: without the
+    padding of a row for which the device had less to propose, and without what a budget or a cap
+    leaves out. ``depths`` int32[R]: depth of the row's draft tree, so cut. ``busy_ns``: time the
+    worker spent on the step. ``wait_ns``: time a late-bound step waited for its drafts with nothing
+    else to run (the controller's cost of late binding; 0 if not late-bound).
+    ``confidence`` float32[D, G]: of each verify row with room for drafts, the chance that draft k
+    is accepted if all before it are; empty unless it plans verify lengths. ``trimmed`` int32[R]:
+    drafts that held and lie beyond a row's cap (mode cap-accept); empty elsewhere.
     """
 
     step: int
@@ -125,3 +141,5 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     busy_ns: int = 0
     batch_tokens: int = 0
     wait_ns: int = 0
+    confidence: bytes = b""
+    trimmed: bytes = b""

@@ -1,5 +1,6 @@
 """Radix tree and page allocator as one pool: pages that nobody locks are free to take."""
 
+from collections.abc import Callable
 from typing import NamedTuple, final
 
 import numpy as np
@@ -30,12 +31,20 @@ class CachedPrefix(NamedTuple):
 class PrefixCache:
     """The KV pages: free, cached by the tree, or owned by leases."""
 
-    def __init__(self, num_pages: int, page_size: int, enabled: bool) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        enabled: bool,
+        freed: Callable[[I32], None] | None = None,
+    ) -> None:
+        """``freed``: told of all pages, int32[n], that become free."""
         self.allocator = PageAllocator(num_pages)
         self.tree = RadixTrie(page_size)
         self.page_size = page_size
         self.enabled = enabled
         self.evicted_pages = 0
+        self._freed = freed
 
     @property
     def total(self) -> int:
@@ -106,7 +115,7 @@ class PrefixCache:
         if lacking > 0 and self.tree.evictable_pages > 0:
             evicted = self.tree.evict(lacking)
             self.evicted_pages += len(evicted)
-            self.allocator.free(evicted)
+            self.free(evicted)
 
     def alloc(self, count: int) -> I32 | None:
         """Take pages, int32[count], evicting as needed; None with nothing taken if too few."""
@@ -116,9 +125,11 @@ class PrefixCache:
         return self.allocator.alloc(count)
 
     def free(self, pages: I32) -> None:
-        """Give private pages back."""
+        """Give pages back that nobody owns any more."""
+        if self._freed is not None:
+            self._freed(pages)
         self.allocator.free(pages)
 
     def flush(self) -> None:
         """Forget every cached prefix. Raises RuntimeError while any is locked."""
-        self.allocator.free(self.tree.reset())
+        self.free(self.tree.reset())

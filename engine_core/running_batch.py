@@ -10,6 +10,7 @@ from .ids import I32, RequestId, SlotId
 from .lease import Lease
 from .prefix_cache import CachedPrefix, PrefixCache
 from .request import Draining, Finished, Running, Waiting
+from .window_steps import WindowSteps
 
 
 @final
@@ -22,9 +23,19 @@ class RunningBatch:
     beside them and clears it.
     """
 
-    def __init__(self, cache: PrefixCache, max_slots: int, draft_reach: int) -> None:
-        """``draft_reach``: tokens from a verify row's first on that a drafter with KV writes."""
+    def __init__(
+        self,
+        cache: PrefixCache,
+        max_slots: int,
+        draft_reach: int,
+        windows: WindowSteps | None = None,
+    ) -> None:
+        """``draft_reach``: tokens from a verify row's first on that a drafter with KV writes.
+
+        ``windows``: of a draft that has a pool of its own.
+        """
         self.cache = cache
+        self.windows = windows
         self.table = RequestTable(max_slots, cache.page_size, draft_reach)
         self.by_slot: list[Running | Draining | None] = [None] * max_slots
         self.free_slots = [SlotId(s) for s in reversed(range(max_slots))]
@@ -59,16 +70,19 @@ class RunningBatch:
         self._serial += 1
         lease = Lease(self.cache, request.salt, prefix)
         running = waiting.admit(slot, self._serial, lease)
+        row = np.concatenate((prefix.pages, pages))
         self.table.open(
             slot,
             request.length,
             request.max_total,
-            np.concatenate((prefix.pages, pages)),
+            row,
             prefix.length,
             request.params.ignore_eos,
             request.speculative,
         )
         attach(self.table, slot, request)
+        if self.windows is not None:
+            self.windows.enter(slot, prefix.length, request.length, row)
         self.by_slot[slot] = running
         self.states[request.rid] = running
         self.prefilling.append(running)
@@ -91,6 +105,8 @@ class RunningBatch:
         self.by_slot[running.slot] = draining
         move_counts(self.table, running.slot, running.request)
         self.table.detach(running.slot)
+        if self.windows is not None:
+            self.windows.leave(running.slot)
         self.draining.append(draining)
         if draining.retracted:
             self.states[running.request.rid] = draining

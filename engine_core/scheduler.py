@@ -28,6 +28,8 @@ from .step_builder import Flight
 from .step_planner import StepPlanner, StepPolicy
 from .step_rows import SlowRows, kept_tokens, note_unmatched, read_result, slow_rows
 from .tail_decoder import TailDecoder
+from .verify_steps import VerifySteps
+from .window_steps import WindowSteps
 from .worker import WorkerFailed
 
 QUEUE_FULL = "the queue is full ({limit} requests wait); try again later"
@@ -57,8 +59,18 @@ class Scheduler:
         engine, worker = config.engine, config.worker
         self.config = config
         self.counters = Counters()
-        self.cache = PrefixCache(worker.num_pages, worker.page_size, not engine.disable_radix_cache)
-        self.batch = RunningBatch(self.cache, worker.max_slots, config.kv_reach)
+        self.windows: WindowSteps | None = None
+        if config.window_pool is not None:
+            self.windows = WindowSteps(
+                config.window_pool, worker.num_pages, worker.page_size, worker.max_slots
+            )
+        self.cache = PrefixCache(
+            worker.num_pages,
+            worker.page_size,
+            not engine.disable_radix_cache,
+            None if self.windows is None else self.windows.freed,
+        )
+        self.batch = RunningBatch(self.cache, worker.max_slots, config.kv_reach, self.windows)
         self.queue = WaitingQueue(engine.schedule_policy, engine.enable_priority_scheduling)
         self.admission = Admission(
             self.cache,
@@ -70,6 +82,9 @@ class Scheduler:
         )
         self.flights: deque[Flight] = deque()
         self.done_step = 0
+        self.verify: VerifySteps | None = None
+        if config.ragged.planned:
+            self.verify = VerifySteps(config.ragged, worker.max_slots)
         self._planner = StepPlanner(
             config,
             self.batch,
@@ -79,6 +94,7 @@ class Scheduler:
             policy,
             self._settle,
             self._end,
+            self.verify,
         )
         drafter = config.drafter
         self._device_drafts = drafter is not None and bool(drafter.on_device)
@@ -165,8 +181,13 @@ class Scheduler:
         read_result(flight, result, self.config.worker.vocab_size)
         if self._device_drafts:
             note_unmatched(flight, result)
+        if self.verify is not None:
+            self.verify.committed(flight.plan, result)
+        self.counters.count_ragged(flight.plan, result)
         self.flights.popleft()
         self.done_step = flight.plan.step
+        if self.windows is not None:
+            self.windows.done(self.done_step)
         self.counters.worker_busy_ns += result.busy_ns
         self._end_copies(flight)
         committed = self._apply_rows(flight, result)
@@ -198,7 +219,11 @@ class Scheduler:
     def fail_all(self, message: str) -> list[RequestOutput]:
         """End every open request; the worker will answer nothing that is in flight."""
         self.flights.clear()
+        if self.verify is not None:
+            self.verify.reset()
         self.done_step = self._step
+        if self.windows is not None:
+            self.windows.fail()
         for state in list(self.batch.states.values()):
             self._end(state, FinishReason("abort", message=message, status=500))
         self._settle()

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from .draft_config import SpecShape
-from .drafter_spec import MAX_DRAFT_TOKENS
+from .drafter_spec import MAX_DRAFT_TOKENS, DrafterSpec
 from .refusal import Refused
 
 if TYPE_CHECKING:
@@ -75,7 +75,19 @@ def resolve_shape(
         return shape
     if shape is None:
         shape = own if own is not None else _table(algorithm, architecture)
-    return refuse_simulation(config, shape.steps + 1) or shape
+    refused = refuse_drawn_tree(config, shape)
+    return refused or refuse_simulation(config, shape.steps + 1) or shape
+
+
+def refuse_drawn_tree(config: "EngineConfig", shape: SpecShape) -> Refused | None:
+    """Rejection sampling of drafts that branch."""
+    if not config.speculative_use_rejection_sampling or shape.topk == 1:
+        return None
+    return Refused(
+        "speculative_use_rejection_sampling",
+        f"is for chains, and topk is {shape.topk}; set --speculative-num-steps and "
+        "--speculative-eagle-topk 1, or leave it out",
+    )
 
 
 def refuse_shape(shape: SpecShape) -> Refused | None:
@@ -134,6 +146,22 @@ def refuse_simulation(config: "EngineConfig", most: int) -> Refused | None:
         f"must be between 1 and the {most} tokens that a step can emit (bonus token included), "
         f"got {simulated}",
     )
+
+
+def refuse_survival(config: "EngineConfig", spec: DrafterSpec) -> Refused | None:
+    """``simulate_survival`` by itself."""
+    field, mean = "simulate_survival", config.simulate_survival
+    if mean is None:
+        return None
+    if not 0.0 < mean < 1.0:
+        return Refused(field, f"must be above 0 and below 1, got {mean}")
+    if config.simulate_accept_length is not None:
+        return Refused(field, "simulate_accept_length forces acceptance already; leave one out")
+    if not spec.plans_verify:
+        return Refused(field, f"belongs to drafters that give confidence, {spec.name} does not")
+    if config.speculative_ragged_verify_mode == "cap-accept":
+        return Refused(field, "times verify lengths, of which cap-accept saves none; use compact")
+    return None
 
 
 def _most_nodes(steps: int, topk: int) -> int:

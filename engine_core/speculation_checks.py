@@ -4,9 +4,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .drafter_spec import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS, NGRAM, DrafterSpec, find_drafter
+from .block_shape import BLOCK_FLAGS, refuse_block
+from .drafter_spec import (
+    MAX_DRAFT_TOKENS,
+    MIN_DRAFT_TOKENS,
+    NGRAM,
+    NGRAM_BY_SOURCE,
+    DrafterSpec,
+    find_drafter,
+)
+from .ragged_verify import refuse_ragged
 from .refusal import Refused
-from .spec_shape import given_shape, refuse_simulation
+from .spec_shape import given_shape, refuse_drawn_tree, refuse_simulation, refuse_survival
 
 if TYPE_CHECKING:
     from .config import EngineConfig
@@ -24,8 +33,10 @@ _DRAFT_MODEL_FIELDS = (
 _NO_TOKEN_MAP = {
     "EAGLE3": "EAGLE3's draft vocabulary is in its checkpoint (d2t); leave it out",
     "STANDALONE": "STANDALONE drafts from its whole vocabulary; leave it out",
+    "DFLASH": "DFLASH drafts by the target's whole head; leave it out",
+    "DSPARK": "DSPARK drafts by the target's whole head; leave it out",
 }
-_DRAFT_MODEL = "a draft model, which only STANDALONE, EAGLE and EAGLE3 have"
+_DRAFT_MODEL = "a draft model, which only STANDALONE, EAGLE, EAGLE3, DFLASH and DSPARK have"
 
 
 def refuse_speculation(config: "EngineConfig") -> Refused | None:
@@ -35,11 +46,8 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
             if field.startswith("speculative_ngram_"):
                 return _needs_ngram(field)
             return Refused(field, "needs --speculative-algorithm; name one or leave this out")
-        if config.simulate_accept_length is not None:
-            return Refused(
-                "simulate_accept_length",
-                "needs --speculative-algorithm; name one or leave this out",
-            )
+        for field in _changed(config, "simulate_"):
+            return Refused(field, "needs --speculative-algorithm; name one or leave this out")
         return None
     spec = find_drafter(config.speculative_algorithm)
     if isinstance(spec, Refused):
@@ -47,6 +55,29 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
     if spec is not NGRAM:
         for field in _changed(config, "speculative_ngram_"):
             return _needs_ngram(field)
+    for algorithm, (field, _) in BLOCK_FLAGS.items():
+        if spec.name != algorithm and getattr(config, field) is not None:
+            return Refused(field, f"needs --speculative-algorithm {algorithm}; leave it out")
+    window = config.speculative_draft_window_size
+    if window is not None and spec.name not in BLOCK_FLAGS:
+        return Refused(
+            "speculative_draft_window_size",
+            f"is of DFLASH and DSPARK, whose drafts keep a window alone; {spec.name} has "
+            f"{'KV of the whole context' if spec.has_model else 'no KV of its own'}; leave it out",
+        )
+    if window is not None and window < 1:
+        return Refused("speculative_draft_window_size", f"must be 1 or more, got {window}")
+    sourced = NGRAM_BY_SOURCE[config.speculative_ngram_source] if spec is NGRAM else spec
+    refused = refuse_ragged(config, sourced)
+    if refused is not None:
+        return refused
+    refused = refuse_survival(config, spec)
+    if refused is not None:
+        return refused
+    if config.speculative_use_rejection_sampling:
+        refused = _refuse_rejection(spec)
+        if refused is not None:
+            return refused
     given = config.speculative_num_draft_tokens
     width = spec.default_num_draft_tokens if given is None else given
     if not MIN_DRAFT_TOKENS <= width <= MAX_DRAFT_TOKENS:
@@ -94,18 +125,36 @@ def _refuse_draft_model(config: "EngineConfig", spec: DrafterSpec) -> Refused | 
         )
     if config.speculative_token_map is not None and spec.name in _NO_TOKEN_MAP:
         return Refused("speculative_token_map", _NO_TOKEN_MAP[spec.name])
-    if config.speculative_draft_model_quantization is not None and spec.name == "STANDALONE":
+    rounds = spec.name in ("EAGLE", "EAGLE3")
+    if config.speculative_draft_model_quantization is not None and not rounds:
         return Refused(
             "speculative_draft_model_quantization",
-            "is of EAGLE and EAGLE3; a STANDALONE draft runs as its checkpoint is; leave it out",
+            f"is of EAGLE and EAGLE3; a {spec.name} draft runs as its checkpoint is; leave it out",
         )
+    if spec.name in BLOCK_FLAGS:
+        return refuse_block(config, spec.name)
     shape = given_shape(config)
     if shape is None:
         # The draft's config.json decides; no row has more nodes than this.
         return refuse_simulation(config, MAX_DRAFT_TOKENS)
     if isinstance(shape, Refused):
         return shape
-    return refuse_simulation(config, shape.steps + 1)
+    return refuse_drawn_tree(config, shape) or refuse_simulation(config, shape.steps + 1)
+
+
+def _refuse_rejection(spec: DrafterSpec) -> Refused | None:
+    """Drafts that were not drawn, or of which nobody knows how."""
+    field = "speculative_use_rejection_sampling"
+    if not spec.gives_q:
+        return Refused(
+            field,
+            f"needs drafts that were drawn with a known probability; {spec.name} has none; leave "
+            "it out: without it sampled drafts are accepted by the coupled rule, which keeps the "
+            "target's distribution too",
+        )
+    if spec.tree and not spec.has_model:
+        return Refused(field, f"is for chains, and {spec.name} drafts trees; leave it out")
+    return None
 
 
 def _changed(config: "EngineConfig", prefix: str) -> list[str]:

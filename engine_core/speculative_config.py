@@ -18,8 +18,8 @@ _KEYS = ("method", "model", "num_speculative_tokens", "revision")
 def apply_speculative_config(text: str) -> dict[str, str | int] | Refused:
     """Translate vLLM's ``--speculative-config`` JSON to flag values.
 
-    vLLM counts drafts without the bonus token: they are a draft model's steps, of a chain;
-    elsewhere one less than SGLang's ``num_draft_tokens``.
+    vLLM counts drafts without the bonus token: they are a draft model's steps, of a chain,
+    or DSPARK's block; elsewhere one less than SGLang's ``num_draft_tokens``.
     """
     try:
         raw = msgspec.json.decode(text, type=dict[str, object])
@@ -60,6 +60,8 @@ def apply_speculative_config(text: str) -> dict[str, str | int] | Refused:
             )
         if algorithm in _WITH_MODEL:
             out["speculative_num_steps"] = count
+        elif algorithm == "DSPARK":
+            out["speculative_dspark_block_size"] = count
         else:
             out["speculative_num_draft_tokens"] = count + 1
     return out

@@ -12,9 +12,17 @@ import msgspec
 import numpy as np
 
 from .step_times import F64
-from .table_files import TableError, check_length, check_rising, decode_table, read_bytes
+from .table_files import (
+    TableError,
+    check_length,
+    check_rising,
+    check_sizes,
+    decode_table,
+    read_bytes,
+)
 
 Number = int | float
+_MOST_SECONDS = 1e9
 
 
 class SpsTable(Protocol):
@@ -47,6 +55,7 @@ class StepTable(msgspec.Struct, frozen=True, dict=True):
         for value in rates:
             if not 0.0 < value < float("inf"):
                 raise TableError(f"sample_steps_per_sec: {value} is not above 0 and finite")
+        check_sizes("sample_batch_tokens", probes)
         if self.max_batch_tokens < probes[-1]:
             raise TableError(
                 f"max_batch_tokens: {self.max_batch_tokens} is below the last probe, {probes[-1]}"
@@ -90,8 +99,12 @@ class AdditiveTable(msgspec.Struct, frozen=True, dict=True):
         for probes, sizes, field, seconds in parts:
             check_rising(probes, sizes, 0)
             check_length(field, seconds, probes, len(sizes))
+            check_sizes(probes, sizes)
             if not bool(np.isfinite(seconds).all()):
                 raise TableError(f"{field}: some values are not finite")
+            for value in (self.bias_seconds, *seconds):
+                if abs(value) > _MOST_SECONDS:
+                    raise TableError(f"{field}: {value} s are no time of a step")
         least = self.bias_seconds + min(self.alpha_seconds) + min(self.theta_seconds)
         if least <= 0.0:
             raise TableError(

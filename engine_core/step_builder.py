@@ -8,9 +8,11 @@ import numpy as np
 from ..cython_ext.request_table import DecodeRows
 from .ids import I32, U8, RowKind, i32
 from .plan import SlotInit, StepPlan
+from .window_steps import WindowChanges
 
 _KIND_VERIFY = bytes([RowKind.VERIFY])
 _RESOLVED_LATER = b"\xff\xff\xff\xff"  # int32 -1
+_NO_WINDOW = WindowChanges(b"", b"", b"")
 _NO_DECODE = DecodeRows(b"", b"", b"", b"", b"", 0)
 
 
@@ -48,6 +50,9 @@ class StepBuilder:
         self._decode = _NO_DECODE
         self._reasons: U8 = np.empty(0, dtype=np.uint8)
         self._late_bound = False
+        self._accept_caps = b""
+        self.budget = -1
+        self.window = _NO_WINDOW
         self.prefill_tokens = 0
         self._slots: list[int] = []
         self._kinds = bytearray()
@@ -59,11 +64,39 @@ class StepBuilder:
         self._page_indexes: list[int] = []
         self._page_ids: list[bytes] = []
 
-    def decode(self, rows: DecodeRows, reasons: U8, late_bound: bool) -> None:
-        """Set the verify rows, ``reasons`` uint8[their number]."""
+    def decode(
+        self, rows: DecodeRows, reasons: U8, late_bound: bool, accept_caps: I32 | None
+    ) -> None:
+        """Set the verify rows, ``reasons`` uint8[their number]; ``accept_caps``: see StepPlan."""
         self._decode = rows
         self._reasons = reasons
+        self._accept_caps = b"" if accept_caps is None else accept_caps.tobytes()
         self._late_bound = late_bound and bool(rows.slots)
+
+    @property
+    def inits(self) -> list[SlotInit]:
+        """The requests that enter slots so far."""
+        return self._inits
+
+    @property
+    def late_bound(self) -> bool:
+        """Whether the step waits for drafts."""
+        return self._late_bound
+
+    @property
+    def verify_slots(self) -> I32:
+        """Slots of the verify rows, int32[V]."""
+        return i32(self._decode.slots)
+
+    @property
+    def slots(self) -> I32:
+        """Slots of all rows so far, int32[R]."""
+        return i32(self._decode.slots + _int32(self._slots))
+
+    @property
+    def verify_caps(self) -> I32:
+        """Their query tokens at most, int32[V]."""
+        return i32(self._decode.q_caps)
 
     def init(self, init: SlotInit, pages: I32) -> None:
         """A request enters a slot with these pages, int32[n]."""
@@ -99,6 +132,9 @@ class StepBuilder:
             decode.page_slots + _int32(self._page_slots),
             decode.page_indexes + _int32(self._page_indexes),
             decode.page_ids + b"".join(self._page_ids),
+            self.budget,
+            self._accept_caps,
+            *self.window,
         )
         reasons = self._reasons
         if self._slots:

@@ -19,6 +19,7 @@ from .request import Running, Waiting
 from .retraction import Retraction
 from .running_batch import RunningBatch
 from .step_builder import Flight, StepBuilder
+from .verify_steps import VerifySteps
 
 
 class StepPolicy(Protocol):
@@ -48,7 +49,9 @@ class StepPlanner:
         policy: StepPolicy | None,
         settle: Callable[[], None],
         end: Callable[[Running, FinishReason], None],
+        verify: VerifySteps | None = None,
     ) -> None:
+        """``verify``: plans how many drafts each step verifies."""
         self._config = config
         self._batch = batch
         self._cache: PrefixCache = batch.cache
@@ -62,16 +65,38 @@ class StepPlanner:
         self._use_priority = config.engine.enable_priority_scheduling
         self._retraction = Retraction(self._cache, batch, admission, counters, self._use_priority)
         self._reasons = np.zeros(config.worker.max_slots, dtype=np.uint8)
+        self._verify = verify
+        # Without confidence, rows are verified in full and accept what the length policy says.
+        self._caps_accepts = config.ragged.mode == "cap-accept" and verify is None
+        self._accept_caps = np.zeros(config.worker.max_slots, dtype=np.int32)
 
     def plan(self, step: int) -> Flight | None:
         """The step, or None where no request can have a row."""
         builder = StepBuilder(step)
+        windows = self._batch.windows
+        if windows is not None:
+            windows.begin(step)
         retractions = self._counters.retractions
         self._plan_decode(builder)
         self._continue_prefill(builder)
         if self._counters.retractions == retractions:
             self._admit(builder)
+        self._plan_verify(builder)
+        slots = builder.slots
+        if windows is not None and len(slots):
+            builder.window = windows.changes(slots)
         return builder.build()
+
+    def _plan_verify(self, builder: StepBuilder) -> None:
+        """Decide how many of the step's drafts are verified."""
+        if self._verify is None:
+            return
+        slots = builder.verify_slots
+        if len(slots) and not builder.late_bound:
+            tokens = len(slots) + builder.prefill_tokens
+            builder.budget = self._verify.plan(slots, builder.verify_caps - 1, tokens)
+        for init in builder.inits:
+            self._verify.start(init.slot)
 
     def _plan_decode(self, builder: StepBuilder) -> None:
         batch = self._batch
@@ -86,7 +111,13 @@ class StepPlanner:
         rows = batch.table.plan_decode(builder.step, *wish, self._cache.allocator)
         self._counters.held_rows += rows.held_back
         self._admission.ratio.decay()
-        builder.decode(rows, self._reasons[i32(rows.slots)], late_bound)
+        slots = i32(rows.slots)
+        if batch.windows is not None:
+            batch.windows.verify(batch.table, slots, i32(rows.q_caps))
+        accept_caps: I32 | None = None
+        if self._caps_accepts:
+            accept_caps = np.minimum(self._accept_caps[slots], i32(rows.q_caps) - 1)
+        builder.decode(rows, self._reasons[slots], late_bound, accept_caps)
 
     def _draft_caps(self, slots: I32, room: I32) -> tuple[bool, I32]:
         """Whether the step waits for drafts, and query tokens of each row, int32[n]."""
@@ -94,6 +125,9 @@ class StepPlanner:
             return False, np.ones(len(slots), dtype=np.int32)
         lengths = self._policy.plan(slots, room, len(slots) + self._prefill_ahead())
         self._reasons[slots] = lengths.reasons
+        if self._caps_accepts:
+            self._accept_caps[slots] = lengths.caps
+            return False, np.clip(room, 0, self._max_drafts).astype(np.int32) + 1
         return lengths.late_bound, lengths.caps + 1
 
     def _explain(self, slots: I32) -> None:
@@ -144,6 +178,8 @@ class StepPlanner:
         start = table.plan_chunk(slot, count, builder.step, int(emits))
         kind = RowKind.PREFILL_LAST if emits else RowKind.PREFILL
         builder.chunk(slot, kind, start, request.tokens()[start : start + count])
+        if self._batch.windows is not None:
+            self._batch.windows.chunk(slot, start, start + count, table.pages(slot))
         self._counters.chunks += 1
         if last:
             self._batch.start_decoding(running)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..cython_ext.request_table import check_result
-from .controller import NO_MATCH
+from .controller import NO_MATCH, OVER_BUDGET
 from .ids import I32, i32
 from .plan import StepResult, TokenLogprobs
 from .step_builder import Flight
@@ -35,10 +35,11 @@ def read_result(flight: Flight, result: StepResult, vocab_size: int) -> None:
 
 
 def note_unmatched(flight: Flight, result: StepResult) -> None:
-    """Say of verify rows that could have had drafts and got none that nothing matched."""
+    """Say of verify rows that could have had drafts and got none that nothing matched, or that the
+    step's budget left nothing."""
     rows = flight.verify_rows
     unmatched = (i32(result.proposed)[:rows] == 0) & (flight.reasons[:rows] == 0)
-    flight.reasons[:rows][unmatched] = NO_MATCH
+    flight.reasons[:rows][unmatched] = NO_MATCH if flight.plan.budget < 0 else OVER_BUDGET
 
 
 class SlowRows(NamedTuple):

@@ -16,6 +16,7 @@ from .ids import F32
 from .step_times import F64
 from .table_files import TableError, check_length, decode_table, read_bytes
 
+STS_FILE = "sts.json"  # where a draft's folder has it
 BINS = 15
 _GRID: F64 = np.logspace(-1.0, 1.0, 41)  # temperatures that a fit tries; the middle one is 1.0
 _CLAMP = 1e-8

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
+_MOST_TOKENS = 1 << 40
+
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -58,6 +60,13 @@ def check_rising(field: str, values: Sequence[float], least: float) -> None:
     for low, high in pairwise(values):
         if not low < high:
             raise TableError(f"{field}: {high} follows {low}; values must rise, each but once")
+
+
+def check_sizes(field: str, values: Sequence[float]) -> None:
+    """Raises TableError for numbers of requests or tokens that no step has."""
+    for value in values:
+        if value > _MOST_TOKENS:
+            raise TableError(f"{field}: {str(value)[:20]}… is no size of a step")
 
 
 def check_length(field: str, values: Sequence[float], other: str, length: int) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from .block_tensors import block_shapes, is_spare
 from .draft_config import DraftConfig
 from .draft_names import our_name
 from .model_config import ModelConfig
@@ -42,6 +43,12 @@ def check_draft_tensors(folder: Path, config: DraftConfig) -> None:
         if ours in stored:
             raise HeaderError(f"{folder}: tensors {names[ours]!r} and {name!r} are the same one")
         stored[ours], names[ours] = tensor, name
+    if config.block is not None:
+        shapes = block_shapes(config)
+        _check(folder, stored, shapes, names)
+        left = [n for ours, n in names.items() if ours not in shapes and not is_spare(ours, config)]
+        _refuse_left(folder, left, ())
+        return
     shapes = draft_shapes(config, stored) | _token_maps(config, stored)
     _check(folder, stored, shapes, names)
     left = [names[ours] for ours in stored if ours not in shapes and not _spare_norm(ours, stored)]

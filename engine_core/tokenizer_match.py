@@ -5,24 +5,10 @@ from pathlib import Path
 import msgspec
 
 from .draft_finding import Finding, failed
+from .tokenizer_ids import TokenizerFile, read_tokenizer
 
 _CHECK = "tokenizer"
 _SHOWN = 3
-
-
-class _Added(msgspec.Struct, frozen=True):
-    id: int
-    content: str
-
-
-class _Model(msgspec.Struct, frozen=True):
-    vocab: dict[str, int] | tuple[tuple[str, float], ...] = msgspec.field(default_factory=dict)
-    merges: tuple[str | tuple[str, ...], ...] = ()
-
-
-class _Tokenizer(msgspec.Struct, frozen=True):
-    model: _Model
-    added_tokens: tuple[_Added, ...] = ()
 
 
 def match_tokenizers(target: Path, draft: Path, drafts_text: bool) -> Finding:
@@ -44,16 +30,14 @@ def match_tokenizers(target: Path, draft: Path, drafts_text: bool) -> Finding:
     if not own.is_file():
         return Finding(_CHECK, "warning", f"{target} has no tokenizer.json to compare with")
     try:
-        mine, other = (
-            msgspec.json.decode(path.read_bytes(), type=_Tokenizer) for path in (own, theirs)
-        )
+        mine, other = read_tokenizer(target), read_tokenizer(draft)
     except (OSError, msgspec.MsgspecError) as error:
         return Finding(_CHECK, "warning", f"a tokenizer.json cannot be read: {error}")
     return _compare(mine, other)
 
 
-def _compare(mine: _Tokenizer, other: _Tokenizer) -> Finding:
-    ours, theirs = _ids(mine), _ids(other)
+def _compare(mine: TokenizerFile, other: TokenizerFile) -> Finding:
+    ours, theirs = mine.ids(), other.ids()
     moved = [text for text, token in theirs.items() if ours.get(text) != token]
     if moved:
         shown = ", ".join(
@@ -84,13 +68,7 @@ def _compare(mine: _Tokenizer, other: _Tokenizer) -> Finding:
     return Finding(_CHECK, "ok", f"{len(ours)} ids and the merges are the target's")
 
 
-def _ids(tokenizer: _Tokenizer) -> dict[str, int]:
-    vocab = tokenizer.model.vocab
-    ids = dict(vocab) if isinstance(vocab, dict) else {text: i for i, (text, _) in enumerate(vocab)}
-    return ids | {token.content: token.id for token in tokenizer.added_tokens}
-
-
-def _merges(tokenizer: _Tokenizer) -> list[tuple[str, ...]]:
+def _merges(tokenizer: TokenizerFile) -> list[tuple[str, ...]]:
     """As pairs: older files join them by a space."""
     return [
         tuple(merge.split(" ")) if isinstance(merge, str) else merge

@@ -29,7 +29,7 @@ from .messages import (
 )
 from .plan import HostDrafts, StepPlan, StepResult
 
-TRACE_VERSION = 2
+TRACE_VERSION = 3
 MAGIC = b"outrider trace\n"
 MAX_FRAME = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")

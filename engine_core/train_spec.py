@@ -4,22 +4,13 @@ from typing import Literal
 
 import msgspec
 
-from .draft_config import SpecShape
-from .refusal import Refused
-from .spec_shape import refuse_shape
+from .draft_config import MarkovKind, SpecShape
 
 DEFAULT_UNROLL = 5
+DEFAULT_BLOCK = {"DFLASH": 8, "DSPARK": 7}
 LossKind = Literal["kl", "lk"]
+BlockWeighting = Literal["decay", "dpace"]
 OnPolicySource = Literal["engine", "dense"]
-_SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "draft_vocab_size",
-)
 
 
 class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,13 +28,22 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Draft. ``initial_draft``: folder of a draft of the same form, whose weights are the first ones.
     ``unroll``: how many steps are drafted in training, each from the last one's output.
-    ``feature_layers``: target layers whose entering streams EAGLE3 takes. ``draft_vocab_size``: the
-    most frequent tokens only; None for all of them through the target's head (EAGLE3).
+    ``feature_layers``: target layers whose entering streams EAGLE3, DFLASH and DSPARK take.
+    ``draft_vocab_size``: the most frequent tokens only; None for all of them through the target's
+    head (EAGLE3). ``block_size``: DFLASH's tokens of a block, the bonus token among them, or the
+    tokens that DSPARK drafts. ``mask_token_id``: what stands in a block for tokens to come; None
+    for the tokenizer's. ``sliding_window``: of the draft's ``sliding_layers``, all of them if none
+    are named. ``markov_rank``, ``markov_head``: of DSPARK's head between the tokens of a block.
 
     Loss. ``hard_weight``: the part of the wanted distribution that is put on the target's first
     choice. ``step_decay`` to the power i weighs step i, times the probability that the steps
     before were accepted, of which ``survival_floor`` remains where one was wrong.
-    ``feature_weight``: of EAGLE's smooth L1 loss on features.
+    ``feature_weight``: of EAGLE's smooth L1 loss on features. Block drafts learn from blocks behind
+    ``anchors`` tokens of a row. ``block_weighting``: "decay", by which a block's tokens weigh
+    exp(-i / ``decay_gamma``), or "dpace", by the draft's own chance of being accepted up to them,
+    smoothed by ``dpace_alpha``. ``ce_weight``, ``l1_weight``, ``confidence_weight``: the parts of
+    DSPARK's loss. ``confidence_greedy``: how far its confidence is of greedy decoding, where a
+    draft is accepted or not, instead of rejection sampling's acceptance probability.
 
     Time. ``steps`` or ``minutes`` set the schedule's end; ``max_minutes`` ends this command early,
     to be continued with ``resume``.
@@ -82,12 +82,26 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None
     head_dim: int | None = None
+    block_size: int | None = None
+    mask_token_id: int | None = None
+    sliding_window: int | None = None
+    sliding_layers: tuple[int, ...] = ()
+    markov_rank: int | None = None
+    markov_head: MarkovKind = "vanilla"
     # Loss
     loss: LossKind = "kl"
     hard_weight: float = 0.5
     step_decay: float = 1.0
     survival_floor: float = 0.3
     feature_weight: float = 0.1
+    anchors: int = 64
+    block_weighting: BlockWeighting | None = None
+    decay_gamma: float = 4.0
+    dpace_alpha: float = 0.5
+    ce_weight: float = 0.1
+    l1_weight: float = 0.9
+    confidence_weight: float = 1.0
+    confidence_greedy: float = 1.0
     # Optimisation
     batch_size: int = 128
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -112,152 +126,22 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     num_draft_tokens: int | None = None
 
 
-_COUNTS = ("steps", "batch_size", "log_every", "selection_every", "selection_rows")
-_ABOVE_0 = (
-    "minutes",
-    "max_minutes",
-    "checkpoint_minutes",
-    "matrix_lr",
-    "adam_lr",
-    "prompt_weight",
-    "step_decay",
-    "grad_clip",
-)
-_FROM_0 = ("seed", "feature_weight", "weight_decay")
-_PARTS = (
-    "on_policy_share",
-    "prompt_weight",
-    "hard_weight",
-    "survival_floor",
-    "warmup",
-    "decay",
-    "ema",
-)
-
-
-def refuse_train(spec: TrainSpec) -> Refused | None:
-    """Why the spec cannot be trained by, whatever its model and data are."""
-    if spec.steps is None and spec.minutes is None:
-        return Refused("minutes", "give --minutes or --steps: how long the schedule lasts")
-    if spec.steps is not None and spec.minutes is not None:
-        return Refused("steps", "the schedule ends by --steps or by --minutes, not by both")
-    return (
-        _refuse_values(spec)
-        or _refuse_schedule(spec)
-        or _refuse_split(spec)
-        or _refuse_unused(spec)
-        or _refuse_lengths(spec)
-        or _refuse_serving(spec)
-    )
-
-
-def _refuse_values(spec: TrainSpec) -> Refused | None:
-    """Flags out of their range; the comparisons are false for NaN."""
-    for name in (*_COUNTS, "unroll", *_SIZES):
-        value = getattr(spec, name)
-        if value is not None and value < 1:
-            return Refused(name, f"must be 1 or more, is {value}")
-    for name in _ABOVE_0:
-        value = getattr(spec, name)
-        if value is not None and not value > 0:
-            return Refused(name, f"must be above 0, is {value}")
-    for name in _FROM_0:
-        value = getattr(spec, name)
-        if not value >= 0:
-            return Refused(name, f"must be 0 or more, is {value}")
-    for name in _PARTS:
-        value = getattr(spec, name)
-        if not 0.0 <= value <= 1.0:
-            return Refused(name, f"must be between 0 and 1, is {value}")
-    return None
-
-
-def _refuse_schedule(spec: TrainSpec) -> Refused | None:
-    if spec.ema == 1.0:
-        return Refused("ema", "must be below 1, where the average never leaves the first weights")
-    if spec.warmup + spec.decay > 1.0:
-        return Refused(
-            "decay", f"{spec.decay} and a warmup of {spec.warmup} exceed the schedule; lower either"
-        )
-    return None
-
-
-def _refuse_split(spec: TrainSpec) -> Refused | None:
-    for name in ("selection_bytes", "excluded_bytes"):
-        wrong = next((value for value in getattr(spec, name) if not 0 <= value < 256), None)
-        if wrong is not None:
-            return Refused(name, f"{wrong} is no byte; give values from 0 to 255")
-    both = sorted(set(spec.selection_bytes) & set(spec.excluded_bytes))
-    if both:
-        return Refused(
-            "selection_bytes", f"{both[0]} is among the excluded bytes too; name it in one of them"
-        )
-    return None
-
-
-def _refuse_unused(spec: TrainSpec) -> Refused | None:
-    """A flag that would change nothing beside the others."""
-    without_rows = "needs --on-policy-rows, without which there is no such text"
-    without_muon = "is Muon's; it needs --optimizer muon"
-    unused: tuple[tuple[str, bool, str], ...] = (
-        ("on_policy_tokens", not spec.on_policy_rows, without_rows),
-        ("on_policy_prompts", not spec.on_policy_rows, without_rows),
-        ("on_policy_share", not spec.on_policy_rows, without_rows),
-        ("on_policy_source", not spec.on_policy_rows, without_rows),
-        ("on_policy_cache", not spec.on_policy_rows, without_rows),
-        ("matrix_lr", spec.optimizer != "muon", without_muon),
-        ("weight_decay", spec.optimizer != "muon", without_muon),
-        ("feature_weight", spec.algorithm in ("EAGLE3", "STANDALONE"), "is EAGLE's alone"),
-    )
-    defaults = {field.name: field.default for field in msgspec.structs.fields(TrainSpec)}
-    for name, idle, reason in unused:
-        if idle and getattr(spec, name) != defaults[name]:
-            return Refused(name, f"{reason}; leave it out")
-    return None
-
-
-def _refuse_lengths(spec: TrainSpec) -> Refused | None:
-    unroll = unroll_of(spec)
-    if unroll > 16:
-        return Refused("unroll", f"must be 1 to 16, is {unroll}")
-    if spec.sequence_length < unroll + 2:
-        return Refused(
-            "sequence_length", f"must be {unroll + 2} or more with an unroll of {unroll}"
-        )
-    if spec.on_policy_rows < 0:
-        return Refused("on_policy_rows", f"must be 0 or more, is {spec.on_policy_rows}")
-    if spec.on_policy_rows and not unroll < spec.on_policy_tokens < spec.sequence_length:
-        return Refused(
-            "on_policy_tokens",
-            f"must be above the unroll ({unroll}) and below sequence_length "
-            f"({spec.sequence_length}), is {spec.on_policy_tokens}",
-        )
-    longest = spec.sequence_length - spec.on_policy_tokens
-    if not all(1 <= prompt <= longest for prompt in spec.on_policy_prompts):
-        return Refused(
-            "on_policy_prompts",
-            f"each must be 1 to {longest}, what sequence_length leaves beside on_policy_tokens; "
-            f"are {list(spec.on_policy_prompts)}",
-        )
-    if len(spec.on_policy_prompts) > max(1, spec.on_policy_rows):
-        return Refused("on_policy_prompts", "are more than there are on_policy_rows to have them")
-    return None
-
-
-def _refuse_serving(spec: TrainSpec) -> Refused | None:
-    """A shape that the trained draft could not be served with."""
-    if spec.topk != 1 and spec.num_draft_tokens is None:
-        return Refused("num_draft_tokens", "a tree (topk above 1) needs it")
-    refused = refuse_shape(serving_shape(spec))
-    if refused is None:
-        return None
-    field = {"steps": "draft_steps"}.get(refused.field, refused.field)
-    return Refused(field, refused.reason)
+def is_block(spec: TrainSpec) -> bool:
+    """Whether it is a block draft's."""
+    return spec.algorithm in DEFAULT_BLOCK
 
 
 def unroll_of(spec: TrainSpec) -> int:
-    """Steps that training drafts."""
+    """Tokens that training drafts, one after the other or as a block."""
+    if is_block(spec):
+        size = DEFAULT_BLOCK[spec.algorithm] if spec.block_size is None else spec.block_size
+        return size - 1 if spec.algorithm == "DFLASH" else size
     return DEFAULT_UNROLL if spec.unroll is None else spec.unroll
+
+
+def weighting_of(spec: TrainSpec) -> BlockWeighting:
+    """How a block's tokens are weighed."""
+    return spec.block_weighting or ("dpace" if spec.algorithm == "DFLASH" else "decay")
 
 
 def serving_shape(spec: TrainSpec) -> SpecShape:

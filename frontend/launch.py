@@ -237,6 +237,8 @@ def replay_on_model(path: str) -> ReplayReport:
     )
     worker = build_worker(config)
     try:
+        # Its drafter, if it has one, as when the trace was made.
+        worker.prepare(trace.header.config)
         return replay_worker(trace, worker)
     finally:
         worker.shutdown()

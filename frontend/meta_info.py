@@ -10,7 +10,8 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``e2e_latency``: seconds. ``spec_accept_length`` (tau): tokens that verify steps emitted,
     bonus included, over verify steps (docs/wire-protocol.md); ``spec_accept_rate``: correct over
-    proposed drafts; both are 0 when there were none. ``spec_plain_steps``: decode steps without a
+    proposed drafts; both are 0 when there were none. ``spec_verify_length``: tokens that a verify
+    step verified, bonus included, on average. ``spec_plain_steps``: decode steps without a
     draft. ``simulated``: the accept lengths were forced and the text is not the model's.
     """
 
@@ -23,6 +24,7 @@ class MetaInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_retractions: int | msgspec.UnsetType = msgspec.UNSET
     spec_accept_length: float | msgspec.UnsetType = msgspec.UNSET
     spec_accept_rate: float | msgspec.UnsetType = msgspec.UNSET
+    spec_verify_length: float | msgspec.UnsetType = msgspec.UNSET
     spec_verify_ct: int | msgspec.UnsetType = msgspec.UNSET
     spec_num_correct_drafts: int | msgspec.UnsetType = msgspec.UNSET
     spec_num_proposed_drafts: int | msgspec.UnsetType = msgspec.UNSET
@@ -88,6 +90,7 @@ def final_meta_info(
         meta,
         spec_accept_length=_ratio(stats.verify_tokens, stats.verify_ct),
         spec_accept_rate=_ratio(stats.correct_drafts, stats.proposed_drafts),
+        spec_verify_length=_ratio(stats.verify_ct + stats.proposed_drafts, stats.verify_ct),
         spec_verify_ct=stats.verify_ct,
         spec_num_correct_drafts=stats.correct_drafts,
         spec_num_proposed_drafts=stats.proposed_drafts,

@@ -127,6 +127,7 @@ def _gauges(stats: CoreStats, info: CoreInfo, throughput: float) -> Iterator[Met
         ("spec_accept_rate", "accepted over proposed drafts", rate),
         ("spec_num_draft_tokens", "nodes verified a request", info.num_draft_tokens),
         ("ngram_nodes", "nodes of the n-gram trie", stats.ngram_nodes),
+        ("spec_window_peak_pages", "most draft pages in use at once", stats.window_peak_pages),
         ("spec_simulated", "1: accept lengths are forced, for timing", int(info.simulated)),
     ):
         yield GaugeMetricFamily(PREFIX + name, text, value=value)
@@ -144,6 +145,16 @@ def _counters(stats: CoreStats, info: CoreInfo) -> Iterator[Metric]:
         ("spec_decode_num_accepted_tokens", "draft tokens accepted", stats.spec_accepted_tokens),
         ("spec_plain_rows", "decode rows without a draft", stats.plain_rows),
         ("spec_draft_invalid", "drafts cut as invalid", stats.draft_invalid),
+        ("spec_verify_budget_steps", "steps with a budget of drafts", stats.verify_budget_steps),
+        ("spec_verify_budget_drafts", "these budgets, added up", stats.verify_budget_drafts),
+        ("spec_verify_cap_trim", "right drafts beyond a cap", stats.verify_trimmed_drafts),
+        ("spec_window_drafts", "drafts with a draft window", stats.window_drafts),
+        (
+            "spec_window_short_drafts",
+            "of those, made while part of the window had no draft KV",
+            stats.window_short_drafts,
+        ),
+        ("spec_window_page_failures", "draft pages not to be had", stats.window_page_failures),
         ("core_steps", "steps run", stats.steps),
         ("core_plan_cpu_seconds", "CPU time of planning", stats.plan_cpu),
         ("core_commit_cpu_seconds", "CPU time of commits", stats.commit_cpu),

@@ -30,11 +30,11 @@ def coupled_sample(
     uniform = (words.double() + 0.5) * 2.0**-32
     score = scaled - torch.log(-torch.log(uniform))
     # argmax among what the filters keep
-    kept = _kept(scaled, top_ks, top_ps, min_ps)
+    kept = kept_tokens(scaled, top_ks, top_ps, min_ps)
     return score.masked_fill(~kept, -torch.inf).argmax(dim=1)
 
 
-def _kept(
+def kept_tokens(
     scaled: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor
 ) -> torch.Tensor:
     """bool[M, V]: the tokens that all three filters keep."""

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from .gumbel_gpu import least_fall, load_tile, offer, within
 from .logit_cut_gpu import (
+    Search,
     find_cut,
     load_maxima,
     row_filters,
@@ -254,6 +255,7 @@ def coupled_sample(
     *,
     active: torch.Tensor | None = None,
     filtered: bool = True,
+    found: Search | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """int64[M]: a token a row, as ``coupled_sample.coupled_sample`` draws it.
@@ -264,8 +266,9 @@ def coupled_sample(
     Where the temperature is not above 0 or ``active`` (bool or uint8 [M]) is 0, the token is the
     row's argmax, as ``greedy_argmax`` has it. Rows that hold a NaN or +inf, sampled ones with
     nothing but -inf and greedy ones with any infinity get -1. ``filtered`` False promises that no
-    sampled row has top_k, top_p or min_p, and spares their launches. ``pdl``: programmatic
-    dependent launch (Hopper and later).
+    sampled row has top_k, top_p or min_p, and spares their launches; ``found`` is what
+    ``search_cuts`` found of the same arguments. ``pdl``: programmatic dependent launch (Hopper and
+    later).
 
     Noise is lost against a logit / temperature beyond 1e12: such rows have no defined draw.
     Raises ValueError for logits of another type or layout.
@@ -292,7 +295,8 @@ def coupled_sample(
     search = [cuts] * 5
     groups = 1
     if filtered:
-        found = search_cuts(logits, temperatures, top_ks, top_ps, min_ps, active, pdl)
+        if found is None:
+            found = search_cuts(logits, temperatures, top_ks, top_ps, min_ps, active, pdl)
         search, groups = list(found), found.maxima.shape[1]
     mask = temperatures if active is None else active
     static = {

@@ -9,6 +9,9 @@ import torch
 
 from . import draft_rows_cpu, greedy_argmax_cpu
 from .draft_state import State
+from .noise_streams import DRAFT
+from .rejection_sample import LEAST_HEAT
+from .rejection_sample_cpu import draw_unfiltered
 
 _LEAST = torch.finfo(torch.float32).min
 I32 = npt.NDArray[np.int32]
@@ -135,6 +138,35 @@ def top_candidates(
             probs.numpy()[:, rank] = np.where(unusable, 0, chances[row, best])
     if ids is not None:
         out[:] = ids[out]
+
+
+def draw_drafts(
+    logits: torch.Tensor,
+    token_ids: torch.Tensor | None,
+    temperatures: torch.Tensor,
+    sampled: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    tokens: torch.Tensor,
+) -> None:
+    """A token of each of N rows, drawn where ``sampled``; see the reference."""
+    values = logits if logits.dtype == torch.float32 else logits.float()
+    best = np.empty(len(values), dtype=np.int64)
+    greedy_argmax_cpu.greedy_argmax(values.numpy(), best)
+    ids, drawn = torch.from_numpy(best), sampled
+    infinite = ids < 0
+    if infinite.any():
+        part = values[infinite]
+        drawn = sampled.clone()
+        drawn[infinite] &= (part < torch.inf).all(dim=1) & (part > -torch.inf).any(dim=1)
+        ids[infinite] = 0
+    heat, keys = temperatures.clamp(min=LEAST_HEAT), seeds ^ DRAFT
+    if drawn.all():
+        ids = draw_unfiltered(values, heat, keys, positions)
+    elif drawn.any():
+        ids[drawn] = draw_unfiltered(values[drawn], heat[drawn], keys[drawn], positions[drawn])
+    tokens[:, 0] = ids if token_ids is None else token_ids[ids]
 
 
 def write_chains(

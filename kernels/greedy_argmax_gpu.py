@@ -7,17 +7,21 @@ import triton.language as tl
 # Enough programs to keep every processor's loads in flight; beyond that, larger chunks.
 _PROGRAMS = 1024
 _SMALLEST_CHUNK, _LARGEST_BLOCK, _LARGEST_CHUNK = 1024, 4096, 16384
+_LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
 def _chunk_best(
     logits: tl.tensor,
+    addend: tl.tensor,
     best: tl.tensor,
     best_id: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
+    addend_stride: tl.tensor,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    DRAFT: tl.constexpr,
     PDL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
@@ -32,12 +36,21 @@ def _chunk_best(
         column = chunk * CHUNK + start + lane
         inside = column < vocab
         value = tl.load(logits + row * stride + column, mask=inside, other=0.0).to(tl.float32)
-        # a NaN or an infinity outranks all logits, and its id is the row's answer
-        usable = tl.abs(value) < float("inf")
-        value = tl.where(usable, value, float("inf"))
+        if addend is not None:
+            more = tl.load(addend + row * addend_stride + column, mask=inside, other=0.0)
+            value = (value + more.to(tl.float32)).to(logits.dtype.element_ty).to(tl.float32)
+        chosen = column
+        if DRAFT:
+            # a NaN outranks all else, an infinity is as the largest of numbers
+            value = tl.where(value != value, float("inf"), tl.minimum(value, _LARGEST))
+        else:
+            # a NaN or an infinity outranks all logits, and its id is the row's answer
+            usable = tl.abs(value) < float("inf")
+            value = tl.where(usable, value, float("inf"))
+            chosen = tl.where(usable, column, -1)
         better = inside & (value > top)
         top = tl.where(better, value, top)
-        top_id = tl.where(better, tl.where(usable, column, -1), top_id)
+        top_id = tl.where(better, chosen, top_id)
     peak = tl.max(top, 0)
     place = row * tl.num_programs(1) + chunk
     tl.store(best + place, peak)
@@ -73,6 +86,38 @@ def greedy_argmax(logits: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
     choice: -1. ``pdl``: programmatic dependent launch (Hopper and later). Raises ValueError
     unless the rows are contiguous and V >= 1.
     """
+    ids = logits.new_empty(logits.shape[0], dtype=torch.int64)
+    _launch(logits, None, ids, False, pdl)
+    return ids
+
+
+def draft_argmax(
+    logits: torch.Tensor,
+    addend: torch.Tensor | None,
+    *,
+    tokens: torch.Tensor,
+    pdl: bool = False,
+) -> None:
+    """The id of each row's largest logit whatever the rows hold, see the reference.
+
+    ``pdl``: programmatic dependent launch (Hopper and later). Raises ValueError unless the rows of
+    both are contiguous and of one shape and dtype, tokens are contiguous, and V >= 1.
+    """
+    if addend is not None and (
+        addend.shape != logits.shape or addend.dtype != logits.dtype or addend.stride(1) != 1
+    ):
+        raise ValueError(
+            f"addend {tuple(addend.shape)} of {addend.dtype} for logits {tuple(logits.shape)} of "
+            f"{logits.dtype}, or not contiguous rows"
+        )
+    if tokens.shape != logits.shape[:1] or not tokens.is_contiguous():
+        raise ValueError(f"tokens {tuple(tokens.shape)} of {logits.shape[0]} rows")
+    _launch(logits, addend, tokens, True, pdl)
+
+
+def _launch(
+    logits: torch.Tensor, addend: torch.Tensor | None, ids: torch.Tensor, draft: bool, pdl: bool
+) -> None:
     rows, vocab = logits.shape
     if vocab < 1 or logits.stride(1) != 1:
         raise ValueError(f"logits {tuple(logits.shape)} are not contiguous rows of a vocabulary")
@@ -82,15 +127,17 @@ def greedy_argmax(logits: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
     chunks = triton.cdiv(vocab, chunk)
     best = logits.new_empty(rows, chunks, dtype=torch.float32)
     best_id = logits.new_empty(rows, chunks, dtype=torch.int32)
-    ids = logits.new_empty(rows, dtype=torch.int64)
     _chunk_best[(rows, chunks)](
         logits,
+        addend,
         best,
         best_id,
         vocab,
         logits.stride(0),
+        0 if addend is None else addend.stride(0),
         CHUNK=chunk,
         BLOCK=block,
+        DRAFT=draft,
         PDL=pdl,
         num_warps=min(block // 256, 8),
         launch_pdl=pdl,
@@ -106,4 +153,3 @@ def greedy_argmax(logits: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
         num_warps=1 if chunks <= 256 else 4,
         launch_pdl=pdl,
     )
-    return ids

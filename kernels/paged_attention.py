@@ -27,6 +27,7 @@ def paged_attention(
     out = torch.empty_like(query)
     group = query.shape[1] // key_cache.shape[1]
     starts = cu_q.tolist()
+    out[starts[-1] :] = 0  # padding behind all rows
     trees = is_tree.tolist()
     for row, kv_len in enumerate(kv_lens.tolist()):
         begin, end = starts[row], starts[row + 1]

@@ -19,7 +19,8 @@ def allocate_verify(
     of all rows together. Draft k's survival is the product of the row's chances up to k, rounded to
     float32 after each; candidates are drafts with k < min(limit, cap) and a survival of ``eps`` or
     more (a NaN is less), the surest first, of equals the shallower, then the lower row. The first
-    ``budget`` are taken. As survival never rises along a row, those of a row are its first ones.
+    ``budget`` are taken; of a negative budget all that the caps leave. As survival never rises
+    along a row, those of a row are its first ones.
 
     Out: verify_lens int32[R] = 1 + the row's drafts that were taken. Nothing is raised.
     """
@@ -37,4 +38,5 @@ def allocate_verify(
     ranks = torch.empty_like(order)
     ranks[order] = torch.arange(len(order), device=order.device)
     taken = candidate & (ranks.view(gamma, rows).t() < budget)
+    taken |= (budget < 0) & (depth < caps[:, None])
     verify_lens.copy_(1 + taken.sum(dim=1))

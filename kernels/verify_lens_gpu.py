@@ -20,6 +20,7 @@ def _allocate(
     rows: tl.tensor,
     stride: tl.tensor,
     eps: tl.tensor,
+    gamma: tl.tensor,
     LIMIT: tl.constexpr,
     DEPTHS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -50,8 +51,10 @@ def _allocate(
             before = running_all[None, :] > own[:, None]
             before = before | ((running_all[None, :] == own[:, None]) & earlier)
             ahead += (before & rival[None, :]).to(tl.int32)
-    taken = (depth < tl.minimum(cap, LIMIT)) & (own >= eps) & (tl.sum(ahead, 1) < tl.load(budget))
-    tl.store(verify_lens + row, 1 + tl.sum(taken.to(tl.int32), 0))
+    most = tl.load(budget)
+    taken = (depth < tl.minimum(cap, LIMIT)) & (own >= eps) & (tl.sum(ahead, 1) < most)
+    count = tl.where(most < 0, tl.minimum(cap, gamma), tl.sum(taken.to(tl.int32), 0))
+    tl.store(verify_lens + row, 1 + count)
 
 
 def allocate_verify(
@@ -85,6 +88,7 @@ def allocate_verify(
             rows,
             confidence.stride(0),
             eps,
+            gamma,
             LIMIT=limit,
             DEPTHS=triton.next_power_of_2(max(limit, 1)),
             BLOCK=min(triton.next_power_of_2(rows), _MOST_ROWS),

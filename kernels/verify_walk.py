@@ -18,6 +18,8 @@ def verify_walk(
     accept_lens: torch.Tensor,
     tokens: torch.Tensor,
     accept_idx: torch.Tensor,
+    most: torch.Tensor | None = None,
+    trimmed: torch.Tensor | None = None,
 ) -> None:
     """Accept R rows and move their slots' state over what they emit.
 
@@ -30,13 +32,15 @@ def verify_walk(
 
     From the first node on, the lowest child whose token equals the target's token at the node is
     accepted; the row emits the targets along this path. A row whose path meets a negative target
-    emits nothing and leaves its slot as it is.
+    emits nothing and leaves its slot as it is. ``most`` int32[R], 1 or more: tokens that a row
+    emits, None for no limit; the last one is the target's, whatever was drafted there, and
+    unusable targets beyond it do no harm.
 
     Out: accept_lens int32[R], emitted tokens; tokens int32[R, W], them; accept_idx int32[R, W],
     the path's nodes; both -1 beyond accept_lens. In place, int32[S]: seq_lens, the tokens whose KV
     is in place, becomes the row's start, chunk and accepted nodes; last_tokens the last token
     emitted; out_counts grows by accept_lens. Rows without tokens are padding, their slot is not
-    used. Nothing is raised.
+    used. With ``most`` trimmed int32[R]: the path's tokens beyond it. Nothing is raised.
     """
     accept_lens.zero_()
     tokens.fill_(-1)
@@ -50,7 +54,12 @@ def verify_walk(
             input_ids[first : first + width].tolist(),
             host_parents[first : first + width].tolist(),
             wanted,
+            width if most is None else int(most[row]),
         )
+        if most is not None and trimmed is not None:
+            limit = int(most[row])
+            trimmed[row] = max(0, len(path) - limit)
+            path = path[:limit]
         if length == 0 or (width > 0 and not path):
             continue
         seq_lens[slot] = starts[row] + length - width + len(path)
@@ -62,13 +71,14 @@ def verify_walk(
             out_counts[slot] += len(path)
 
 
-def _walk(tokens: list[int], parents: list[int], targets: list[int]) -> list[int]:
-    """The accepted nodes; none if a target on the path is unusable."""
+def _walk(tokens: list[int], parents: list[int], targets: list[int], most: int) -> list[int]:
+    """The accepted nodes; none if a target among the first ``most`` is unusable, up to a later
+    one."""
     path: list[int] = []
     node: int | None = 0 if tokens else None
     while node is not None:
         if targets[node] < 0:
-            return []
+            return path if len(path) >= most else []
         path.append(node)
         children = range(node + 1, len(tokens))
         node = next(

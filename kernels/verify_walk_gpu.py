@@ -23,8 +23,15 @@ def verify_walk(
     accept_lens: torch.Tensor,
     tokens: torch.Tensor,
     accept_idx: torch.Tensor,
+    most: torch.Tensor | None = None,
+    trimmed: torch.Tensor | None = None,
 ) -> None:
-    """Accept R rows and move their slots' state over what they emit, see the reference."""
+    """Accept R rows and move their slots' state over what they emit, see the reference.
+
+    Raises ValueError unless ``most`` and ``trimmed`` come together.
+    """
+    if (most is None) != (trimmed is None):
+        raise ValueError("most and trimmed come together")
     rows, width = accept_idx.shape
     if rows:
         _verify_walk_kernel[(rows,)](
@@ -41,6 +48,9 @@ def verify_walk(
             accept_lens,
             tokens,
             accept_idx,
+            accept_lens if most is None else most,
+            accept_lens if trimmed is None else trimmed,
+            LIMITED=most is not None,
             WIDTH=width,
             LANES=max(32, triton.next_power_of_2(width)),
             num_warps=1,
@@ -62,6 +72,9 @@ def _verify_walk_kernel(
     accept_lens: tl.tensor,
     tokens: tl.tensor,
     accept_idx: tl.tensor,
+    most: tl.tensor,
+    trimmed: tl.tensor,
+    LIMITED: tl.constexpr,
     WIDTH: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
@@ -94,6 +107,13 @@ def _verify_walk_kernel(
         node = tl.min(tl.where(accepting == node, lane, LANES), 0)
 
     # Only the path's end can be unusable: no draft is accepted below a negative target.
+    if LIMITED:
+        limit = tl.maximum(tl.load(most + row), 1)
+        end_target = tl.load(targets + last_node, mask=width > 0, other=-1)
+        over = tl.maximum(length - (end_target < 0).to(tl.int32) - limit, 0)
+        tl.store(trimmed + row, over)
+        length = tl.minimum(length, limit)
+        last_node = tl.sum(tl.where(lane == length - 1, path, 0), 0)
     last = tl.load(targets + last_node, mask=width > 0, other=-1).to(tl.int32)
     length = tl.where(last >= 0, length, 0)
     emits = length > 0

@@ -1,11 +1,10 @@
 """One step on the device: segments D, F and A over a staging block, without a look at the host."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
 from ...engine_core.plan import StepPlan
-from ...kernels.coupled_sample_gpu import coupled_sample
 from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
@@ -17,9 +16,12 @@ from ..dependent_launch import launches_dependents
 from ..forward_batch import ForwardBatch, RowGroup
 from ..kv_pool import KVPool, copy_pages
 from ..models import GpuModel
-from ..speculative.device_drafter import DeviceDrafter, DraftRows, Verdict
-from ..speculative.simulate import SimulatedAcceptance
+from ..speculative.device_drafter import DeviceDrafter, DraftRows, SurvivalDrafter, Verdict
+from ..speculative.draft_law import DraftNoise
+from ..speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival, Survived
 from ..speculative.target_features import run_target
+from .ragged_step import Cut, RaggedStep
+from .sampled_targets import Drawn, sample_targets
 from .staging import StagingViews
 from .state import DeviceState
 
@@ -29,7 +31,8 @@ class StepShape(NamedTuple):
 
     ``groups``: see ForwardBatch. ``nodes``: N, the first of ``node_index``; None where all T query
     tokens are nodes. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
-    token. ``edits``: some rows have penalties, a bias or a minimum length.
+    token. ``edits``: some rows have penalties, a bias or a minimum length. ``verified``: T where
+    rows are cut to verify lengths, so that the plan has more; None elsewhere.
     """
 
     width: int
@@ -38,6 +41,7 @@ class StepShape(NamedTuple):
     moves: bool
     sampled: bool
     edits: bool
+    verified: int | None = None
 
 
 class Choice(NamedTuple):
@@ -57,13 +61,16 @@ class StepOutput(NamedTuple):
     """A step's output, one int32 block: by row, and ``tokens`` int32[R, width].
 
     ``proposed`` and ``depths`` int32[R] are those of the drafter on the device, None where none
-    drafted.
+    drafted. ``confidence`` float32[R, G] and ``trimmed`` int32[R]: see StepResult; None where the
+    mode of ragged verify has no use for them.
     """
 
     accept_lens: torch.Tensor
     tokens: torch.Tensor
     proposed: torch.Tensor | None
     depths: torch.Tensor | None
+    confidence: torch.Tensor | None = None
+    trimmed: torch.Tensor | None = None
 
 
 class DeviceStep:
@@ -72,7 +79,8 @@ class DeviceStep:
     ``accept_length``: force this mean accept length (for timing alone). ``ranks``: those that share
     the model, if there are several. The leading one alone ``decides`` targets and accept lengths;
     all of them draft and lay batches out, from state on which they agree. ``pools``: the KV pools
-    that share the target's page numbers.
+    that share the target's page numbers. ``draws``: sampled rows draw their drafts, which rejection
+    sampling accepts. ``survival``: by which drafts are accepted, and are said to be, instead.
     """
 
     def __init__(
@@ -88,6 +96,9 @@ class DeviceStep:
         self._kv = kv
         self.pools: tuple[KVPool, ...] = (kv,)
         self.drafter = drafter
+        self.ragged: RaggedStep | None = None
+        self.draws = False
+        self.survival: SimulatedSurvival | None = None
         self._ranks = ranks
         self.decides = ranks is None or ranks.leads
         self._pdl = launches_dependents(kv.data.device)
@@ -101,7 +112,11 @@ class DeviceStep:
 
     def new_output(self, rows: int, width: int) -> torch.Tensor:
         """int32[N]: room for the output of a step of this shape (see ``split_output``)."""
-        fields = 3 if self.drafts(width) else 1
+        fields = 1
+        if self.drafts(width):
+            fields = 3
+            if self.ragged is not None:
+                fields += self.ragged.gamma + self.ragged.caps
         device = self.state.seq_lens.device
         return torch.empty(rows * (fields + width), dtype=torch.int32, device=device)
 
@@ -110,7 +125,19 @@ class DeviceStep:
         if not self.drafts(width):
             return StepOutput(out[:rows], out[rows:].view(rows, width), None, None)
         lens, proposed, depths = out[: 3 * rows].view(3, rows).unbind()
-        return StepOutput(lens, out[3 * rows :].view(rows, width), proposed, depths)
+        ragged, rest = self.ragged, out[3 * rows :]
+        if ragged is None:
+            return StepOutput(lens, rest.view(rows, width), proposed, depths)
+        sizes = [rows * width, rows * ragged.gamma, rows * ragged.caps]
+        tokens, confidence, trimmed = torch.split(rest[: sum(sizes)], sizes)
+        return StepOutput(
+            lens,
+            tokens.view(rows, width),
+            proposed,
+            depths,
+            confidence.view(torch.float32).view(rows, ragged.gamma) if ragged.gamma else None,
+            trimmed if ragged.caps else None,
+        )
 
     def drafts(self, width: int) -> bool:
         """Whether the drafter has a part in steps of this width."""
@@ -127,32 +154,66 @@ class DeviceStep:
     def run(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> Choice:
         """D, F and A, into ``out`` (see ``new_output``)."""
         self.state.apply(staging)
-        self._propose(staging, self.split_output(out, len(staging.slots), shape.width))
+        output = self.split_output(out, len(staging.slots), shape.width)
+        drawn = self._propose(staging, output, shape.sampled)
+        survived: Survived | None = None
+        if self.survival is not None and self.drafts(shape.width):
+            survived = self.survival.rows(staging.slots, self.state.seq_lens)
+        staging, most = self._cut(staging, shape, output, survived)
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
         hidden, features = run_target(self._model, batch, self._kv, self.drafter)
         if self.decides:
-            logits, targets = self._target(hidden, batch, staging, shape)
+            logits, targets = self._target(hidden, batch, staging, shape, drawn)
         else:
             logits, targets = hidden.new_empty(0, 0), batch.positions.new_empty(0)
-        path = self._accept(staging, shape, batch, targets, starts, out, features)
+        path = self._accept(staging, shape, batch, targets, starts, out, features, most, survived)
         return Choice(batch, logits, targets, path)
 
     def _target(
-        self, hidden: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape
+        self,
+        hidden: torch.Tensor,
+        batch: ForwardBatch,
+        staging: StagingViews,
+        shape: StepShape,
+        drawn: Drawn | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, V] (not edited) and targets int64[N], from hidden states [T, H]."""
         if shape.nodes is not None:
             hidden = hidden.index_select(0, batch.logits_index)
         logits = self._model.raw_logits(hidden)
         edited = self._edit(logits, batch, staging, shape) if shape.edits else logits
-        return logits, self._choose(edited, batch, shape)
+        if not shape.sampled:
+            return logits, greedy_argmax(edited, pdl=self._pdl)
+        sampling, all_nodes = self.state.sampling, shape.nodes is None
+        return logits, sample_targets(edited, batch, all_nodes, sampling, drawn, self._pdl)
 
-    def _propose(self, staging: StagingViews, output: StepOutput) -> None:
+    def _cut(
+        self,
+        staging: StagingViews,
+        shape: StepShape,
+        output: StepOutput,
+        survived: Survived | None,
+    ) -> Cut:
+        """What is verified of what was drafted."""
+        if self.ragged is None or not self.drafts(shape.width):
+            return Cut(staging, None)
+        logits: torch.Tensor | None = None
+        if survived is not None:
+            logits = survived.logits
+        elif self.ragged.gamma:
+            logits = cast(SurvivalDrafter, self.drafter).confidence
+        return self.ragged.cut(staging, output, logits, shape.verified)
+
+    def _propose(self, staging: StagingViews, output: StepOutput, sampled: bool) -> Drawn | None:
         """Segment D of a drafter on the device: the drafts that the host left open."""
         if self.drafter is None or output.proposed is None or output.depths is None:
-            return
-        self.drafter.propose(
+            return None
+        noise: DraftNoise | None = None
+        if self.draws and sampled:
+            table = self.state.sampling
+            noise = DraftNoise(table.temperatures, table.seeds, table.sampled)
+        law = self.drafter.propose(
             DraftRows(
                 staging.slots,
                 staging.cu_q,
@@ -162,8 +223,10 @@ class DeviceStep:
                 staging.parents,
                 output.proposed,
                 output.depths,
+                noise,
             )
         )
+        return None if law is None else Drawn(law, output.proposed)
 
     def _lay_out(
         self, staging: StagingViews, shape: StepShape, starts: torch.Tensor
@@ -234,29 +297,6 @@ class DeviceStep:
             width=shape.width,
         )
 
-    def _choose(self, logits: torch.Tensor, batch: ForwardBatch, shape: StepShape) -> torch.Tensor:
-        if not shape.sampled:
-            return greedy_argmax(logits, pdl=self._pdl)
-        assert batch.slots is not None, "batches of the device have slots"
-        table = self.state.sampling
-        token = torch.arange(len(batch.input_ids), device=logits.device, dtype=torch.int32)
-        row = torch.searchsorted(batch.cu_q[1:], token, right=True)
-        slots = batch.slots.long()[row.clamp_(max=len(batch.slots) - 1)]
-        positions = batch.positions + 1
-        if shape.nodes is not None:
-            slots, positions = slots[batch.logits_index], positions[batch.logits_index]
-        return coupled_sample(
-            logits.float() if logits.dtype == torch.float16 else logits,
-            table.temperatures[slots],
-            table.top_ks[slots],
-            table.top_ps[slots],
-            table.min_ps[slots],
-            table.seeds[slots],
-            positions,
-            active=table.sampled[slots],
-            pdl=self._pdl,
-        )
-
     def _accept(
         self,
         staging: StagingViews,
@@ -266,18 +306,22 @@ class DeviceStep:
         starts: torch.Tensor,
         out: torch.Tensor,
         features: torch.Tensor,
+        most: torch.Tensor | None,
+        survived: Survived | None,
     ) -> torch.Tensor:
         """Segment A: walk the trees, move accepted KV together and the slots' state on.
 
-        Returns the accepted nodes, int32[R, width].
+        ``most``: see ``Cut``. Returns the accepted nodes, int32[R, width].
         """
         output = self.split_output(out, len(staging.slots), shape.width)
         state, lens, tokens = self.state, output.accept_lens, output.tokens
         index = torch.empty_like(tokens)
         if self.decides:
-            drafts = batch.input_ids
-            if self._simulated is not None and shape.width > 1:
-                drafts = self._force(self._simulated, staging, batch, targets, starts)
+            drafts, trimmed, simulated = batch.input_ids, output.trimmed, self._simulated
+            if survived is not None:
+                simulated, most, trimmed = EVERYTHING, survived.lens, torch.empty_like(lens)
+            if simulated is not None and shape.width > 1:
+                drafts = self._force(simulated, staging, batch, targets, starts)
             verify_walk(
                 targets,
                 drafts,
@@ -292,6 +336,8 @@ class DeviceStep:
                 accept_lens=lens,
                 tokens=tokens,
                 accept_idx=index,
+                most=most,
+                trimmed=None if most is None else trimmed,
             )
         if self._ranks is not None:
             # All that the walk writes; what else changes with a step follows from it.

@@ -62,7 +62,8 @@ class StepGraphs:
 
     def room(self, tier: Tier) -> StagingShape:
         """What the tier's block has room for."""
-        return tier_staging(tier, self._step.page_size, self._reach)
+        windowed = self._step.state.window is not None
+        return tier_staging(tier, self._step.page_size, self._reach, windowed)
 
     def get(self, tier: Tier) -> StepGraph:
         """The tier's graph, captured now if it was not before, or for edits that moved since."""

@@ -28,7 +28,8 @@ class Output(NamedTuple):
 class Launched:
     """A step on its way; its result is complete once ``done`` has passed.
 
-    ``out``: its output on the host; for the others see Output.
+    ``out``: its output on the host; ``verified``: its query tokens at most; for the others see
+    Output.
     """
 
     plan: StepPlan
@@ -42,15 +43,19 @@ class Launched:
     done: Mark
     logprobs: tuple[RowLogprobs, ...]
     wait_ns: int
+    verified: int
 
 
 class Answer(NamedTuple):
-    """A result's arrays: int32[R] and [R, width], and int32 bytes of R rows."""
+    """A result's arrays: int32[R] and [R, width], and int32 bytes of R rows; ``confidence`` and
+    ``trimmed`` as in StepResult."""
 
     lens: I32
     grid: I32
     proposed: bytes
     depths: bytes
+    confidence: bytes
+    trimmed: bytes
 
 
 def read_answer(step: DeviceStep, launched: Launched) -> Answer:
@@ -63,4 +68,9 @@ def read_answer(step: DeviceStep, launched: Launched) -> Answer:
         proposed = (i32(proposed) + out.proposed.numpy()[places]).tobytes()
         depths = depths + out.depths.numpy()[places]
     lens, grid = out.accept_lens.numpy()[places], out.tokens.numpy()[places]
-    return Answer(lens, grid, proposed, depths.tobytes())
+    confidence = trimmed = b""
+    if out.confidence is not None and packed.caps is not None:
+        confidence = out.confidence.numpy()[places][packed.caps > 0].tobytes()
+    if out.trimmed is not None:
+        trimmed = out.trimmed.numpy()[places].tobytes()
+    return Answer(lens, grid, proposed, depths.tobytes(), confidence, trimmed)

@@ -131,10 +131,12 @@ def fill(
     plan: StepPlan,
     spare_slot: int,
     behind: int | None = None,
+    budget: int = -1,
 ) -> None:
     """Write the step into a block that has room for it; what is left over is padding.
 
     ``behind``: the row at which prefill rows begin, if not right behind the verify rows.
+    ``budget``: see StepPlan.
     """
     leading = max(0, packed.verify_rows)
     entries = [(init.slot, init.cached_len, len(init.output) // 4) for init in plan.inits]
@@ -160,3 +162,22 @@ def fill(
         i32(plan.page_ids),
         np.array(entries, dtype=np.int32) if entries else None,
     )
+    caps, at = i32(plan.accept_caps), int(field_edges(shape)[-1])
+    block[at : at + shape.rows] = 0
+    block[at : at + len(caps)] = caps
+    block[at + shape.rows] = budget
+    if shape.window is not None:
+        places = slice(0, packed.rows) if behind is None else packed.places(behind)
+        _fill_window(block[at + shape.rows + 1 :], shape.window, plan, shape.rows, places)
+
+
+def _fill_window(room: I32, most: int, plan: StepPlan, rows: int, places: slice | I64) -> None:
+    """``room`` begins with the window's fields, of ``most`` pages; the plan's rows have
+    ``places``."""
+    moved = len(plan.window_pages) // 4
+    room[:moved] = i32(plan.window_pages)
+    room[most : most + moved] = i32(plan.window_drafts)
+    lows = room[2 * most : 2 * most + rows]
+    lows[:] = 0
+    lows[places] = i32(plan.window_lows)
+    room[2 * most + rows] = moved

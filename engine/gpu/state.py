@@ -4,7 +4,9 @@ import torch
 
 from ...engine_core.plan import SlotInit
 from ...kernels.page_updates_gpu import apply_page_updates
+from ...kernels.window_layout_gpu import apply_window
 from ..sampling.slot_table import SlotTable
+from ..window_pages import WindowPages
 from .device_edits import DeviceEdits
 from .staging import StagingViews
 
@@ -14,7 +16,8 @@ class DeviceState:
 
     ``seq_lens``, ``last_tokens``, ``out_counts`` int32[S + 1] and ``page_table`` int32[S + 1, P]
     mean what they do in :class:`~outrider.engine.future_map.FutureMap`, this device's
-    counterpart of which it is. Steps change it in stream order; the host never reads it.
+    counterpart of which it is, and so does ``window``. Steps change it in stream order; the host
+    never reads it.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class DeviceState:
         self.last_tokens = zeros(max_slots + 1)
         self.out_counts = zeros(max_slots + 1)
         self.page_table = zeros(max_slots + 1, max_pages)
+        self.window: WindowPages | None = None
         self.edits = DeviceEdits(max_slots + 1, vocab_size, device, decides)
         self.sampling = SlotTable(max_slots + 1, device, self.edits)
 
@@ -64,9 +68,21 @@ class DeviceState:
                 staging.update_pages,
                 staging.counts[:1],
             )
+        if self.window is not None and len(staging.window_lows):
+            apply_window(
+                self.window.table,
+                self.window.lows,
+                staging.window_pages,
+                staging.window_drafts,
+                staging.window_count,
+                staging.slots,
+                staging.window_lows,
+            )
 
     def reset(self) -> None:
         """Forget every slot."""
         for state in (self.seq_lens, self.last_tokens, self.out_counts, self.page_table):
             state.zero_()
+        if self.window is not None:
+            self.window.reset()
         self.sampling.reset()

@@ -32,7 +32,8 @@ class GpuStepRunner:
     For reports: ``decode_steps`` (of verify rows alone), ``prefill_steps`` (all others) and those
     of either that replayed a graph count what was launched; ``gap_ns`` is the time between one
     step's end and the next one's begin on the device.
-    ``wait`` waits until the device has passed a step's end.
+    ``wait`` waits until the device has passed a step's end. ``aligns``: a budget takes what its
+    graph would be padded with.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class GpuStepRunner:
         graphs: StepGraphs | None,
         device: torch.device,
         wait: Callable[[Mark], None] | None = None,
+        aligns: bool = False,
     ) -> None:
         self._step = step
+        self._aligns = aligns
         self._wait = wait or _synchronize
         self._packer = packer
         self._tiers = tiers
@@ -56,6 +59,11 @@ class GpuStepRunner:
         self.gap_ns = 0
         self._last_done: Mark | None = None
         self._replayed: set[Tier] = set()
+
+    @property
+    def _compacts(self) -> bool:
+        """Whether rows are cut to verify lengths."""
+        return self._step.ragged is not None and self._step.ragged.compacts
 
     @property
     def steps(self) -> int:
@@ -84,14 +92,23 @@ class GpuStepRunner:
         logprobs: tuple[RowLogprobs, ...] = ()
         if output is None:
             output, logprobs = self._run(plan, packed, features, began)
+        verified = self._verified(plan, packed)
         host = self._outputs.take(len(output.out))
         host.copy_(output.out, non_blocking=True)
         done = new_mark(self._device)
         done.record()
         return Launched(
             plan, drafts, packed, host.numpy(), output.rows, output.width, output.places, began,
-            done, logprobs, wait_ns,
+            done, logprobs, wait_ns, packed.tokens if verified is None else verified,
         )  # fmt: skip
+
+    def _verified(self, plan: StepPlan, packed: Packed) -> int | None:
+        """Query tokens that are left of a step whose rows are cut, at most; None for others."""
+        if not self._compacts or packed.caps is None:
+            return None
+        drafts = int(packed.caps.sum())
+        spent = drafts if plan.budget < 0 else min(plan.budget, drafts)
+        return packed.tokens - drafts + spent
 
     def _count(self, packed: Packed, replayed: bool) -> None:
         if packed.decode_only:
@@ -123,8 +140,10 @@ class GpuStepRunner:
             logprobs=launched.logprobs,
             errors=errors,
             busy_ns=int(launched.began.elapsed_time(launched.done) * 1e6),
-            batch_tokens=packed.tokens,
+            batch_tokens=launched.verified,
             wait_ns=launched.wait_ns,
+            confidence=answer.confidence,
+            trimmed=answer.trimmed,
         )
 
     def seconds_of(self, tokens: int, turns: int) -> float:
@@ -177,7 +196,10 @@ class GpuStepRunner:
         tier = self._tiers.of(rows, tokens, False)
         if tier is None or self._graphs is None or tier not in self._replayed:
             return None
-        graph, state = self._graphs.get(tier).graph, self._step.state
+        captured, state = self._graphs.get(tier), self._step.state
+        # Draft pages have moved on since.
+        split_device(captured.block, captured.staging).window_count.zero_()
+        graph = captured.graph
         kept = [(t, t.clone()) for t in (state.seq_lens, state.last_tokens, state.out_counts)]
         state.seq_lens.sub_(steps).clamp_(min=0)
         torch.cuda.synchronize(self._device)
@@ -236,20 +258,25 @@ class GpuStepRunner:
         """
         if self._graphs is None or packed.verify_rows < 0 or features & _LOGPROBS:
             return None
-        prefill = packed.prefill
+        prefill, verified = packed.prefill, self._verified(plan, packed)
         tier = self._tiers.of(
             packed.verify_rows,
-            packed.tokens - prefill.tokens,
+            (packed.tokens if verified is None else verified) - prefill.tokens,
             bool(features & _SAMPLED),
             bool(features & EDITS),
             prefill,
+            packed.tokens - prefill.tokens > packed.verify_rows,
         )
         if tier is None or not self._graphs.room(tier).holds(plan):
             return None
         graph = self._graphs.get(tier)
         self._replayed.add(tier)
         host = self._inputs.take(len(graph.block))
-        fill(host.numpy(), graph.staging, packed, plan, self._step.state.spare_slot, tier.rows)
+        budget = plan.budget
+        if self._aligns and budget >= 0 and verified is not None:
+            budget += tier.tokens - verified  # padding verifies drafts instead
+        spare = self._step.state.spare_slot
+        fill(host.numpy(), graph.staging, packed, plan, spare, tier.rows, budget)
         began.record()
         graph.block.copy_(host, non_blocking=True)
         graph.graph.replay()
@@ -261,10 +288,12 @@ class GpuStepRunner:
         """Run the step kernel by kernel, in its exact size."""
         staging = exact_staging(packed, plan)
         host = self._inputs.take(sum(field_lengths(staging)))
-        fill(host.numpy(), staging, packed, plan, self._step.state.spare_slot)
+        spare = self._step.state.spare_slot
+        fill(host.numpy(), staging, packed, plan, spare, budget=plan.budget)
         began.record()
         block = host.to(self._device, non_blocking=True)
-        shape = exact_shape(packed, bool(features & _SAMPLED), bool(features & EDITS))
+        sampled, edits = bool(features & _SAMPLED), bool(features & EDITS)
+        shape = exact_shape(packed, sampled, edits, self._verified(plan, packed))
         width = shape.width
         out = self._step.new_output(packed.rows, width)
         choice = self._step.run(split_device(block, staging), shape, out)
@@ -281,12 +310,16 @@ class GpuStepRunner:
         output = self._step.split_output(out.cpu(), rows, width)
         lens, grid = output.accept_lens.numpy(), output.tokens.numpy()
         emitted = grid[np.arange(width) < lens[:, None]]
+        node_cu = packed.node_cu
+        if packed.caps is not None and output.proposed is not None and self._compacts:
+            nodes = np.where(packed.caps > 0, 1 + output.proposed.numpy(), np.diff(node_cu))
+            node_cu = np.concatenate(([0], np.cumsum(nodes))).astype(np.int32)
         accept_cu = np.zeros(rows + 1, dtype=np.int32)
         np.cumsum(lens, out=accept_cu[1:])
         return collect_logprobs(
             choice.logits.float(),
             packed.slots,
-            packed.node_cu,
+            node_cu,
             accept_cu,
             choice.path.cpu().numpy()[np.arange(width) < lens[:, None]],
             emitted,

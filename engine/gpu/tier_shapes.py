@@ -25,30 +25,43 @@ def tier_shape(tier: Tier) -> StepShape:
         tier.width > 1,
         tier.sampled,
         tier.edits,
+        tier.tokens if tier.compact else None,
     )
 
 
-def tier_staging(tier: Tier, page_size: int, reach: int = 1) -> StagingShape:
+def tier_staging(
+    tier: Tier, page_size: int, reach: int = 1, windowed: bool = False
+) -> StagingShape:
     """Room for a tier's step, with a verify row's new pages and those of requests that enter.
 
     ``reach``: tokens from a row's first on that drafts write KV for, where that is more than the
     verify row itself. A row's first verify step is given pages for all of them at once.
+    ``windowed``: a draft has a window, whose pages come and go so too, with windows of requests
+    that end beside them.
     """
     pages = 1 + -(-max(tier.width, reach) // page_size)
     updates = pages * tier.rows + _SPARE_UPDATES + (_ENTRY_UPDATES if tier.chunks else 0)
-    return StagingShape(tier.all_rows, tier.tokens, updates, tier.chunks)
+    window = 2 * pages * tier.rows + _ENTRY_UPDATES if windowed else None
+    return StagingShape(tier.all_rows, tier.planned, updates, tier.chunks, window)
 
 
-def exact_shape(packed: Packed, sampled: bool, edits: bool) -> StepShape:
-    """The launches of this very step."""
+def exact_shape(
+    packed: Packed, sampled: bool, edits: bool, verified: int | None = None
+) -> StepShape:
+    """The launches of this very step; ``verified``: see StepShape."""
     width = max(1, int(np.diff(packed.node_cu).max()))
-    nodes = None if packed.nodes == packed.tokens else packed.nodes
-    return StepShape(width, _groups(packed), nodes, width > 1, sampled, edits)
+    nodes: int | None = None
+    if packed.nodes != packed.tokens:
+        # What is not verified are nodes.
+        nodes = packed.nodes - (0 if verified is None else packed.tokens - verified)
+    return StepShape(width, _groups(packed), nodes, width > 1, sampled, edits, verified)
 
 
 def exact_staging(packed: Packed, plan: StepPlan) -> StagingShape:
     """Room for this very step."""
-    return StagingShape(packed.rows, packed.tokens, len(plan.page_slots) // 4, len(plan.inits))
+    window = len(plan.window_pages) // 4 if plan.window_lows else None
+    updates = len(plan.page_slots) // 4
+    return StagingShape(packed.rows, packed.tokens, updates, len(plan.inits), window)
 
 
 def _groups(packed: Packed) -> tuple[RowGroup, ...]:

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...engine_core.draft_config import SpecShape
+from ...engine_core.draft_config import BlockConfig, SpecShape
 from ...engine_core.graph_sizes import CHUNK_ROWS, chunk_rows, chunk_tiers, chunk_tokens
 
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -17,7 +17,7 @@ class Tier(NamedTuple):
     ``sampled``: whether acceptance draws with noise where a row asks for it. ``edits``: whether
     logits are penalised, biased or masked where a row asks for it. ``chunks``: prefill rows behind
     the verify rows, whose tokens are among the ``tokens``: ``longest`` at most, which may all be of
-    one row.
+    one row. ``compact``: ``tokens`` are those that are verified; planned are full rows.
     """
 
     rows: int
@@ -27,6 +27,12 @@ class Tier(NamedTuple):
     edits: bool = False
     chunks: int = 0
     longest: int = 0
+    compact: bool = False
+
+    @property
+    def planned(self) -> int:
+        """Query tokens that the step's plan may have."""
+        return self.rows * self.width + self.longest if self.compact else self.tokens
 
     @property
     def all_rows(self) -> int:
@@ -62,6 +68,20 @@ def pass_sizes(tiers: Iterable[Tier], shape: SpecShape) -> set[int]:
     return sizes
 
 
+def block_sizes(tiers: Iterable[Tier], block: BlockConfig) -> set[int]:
+    """The numbers of tokens of a block draft's passes in steps of ``tiers``.
+
+    Injection of all that the target ran, the blocks and their drafts, and a draft of every row.
+    """
+    sizes = set()
+    for tier in tiers:
+        sizes.add(tier.tokens)
+        if tier.width > 1:
+            rows = tier.all_rows
+            sizes |= {min(rows * block.rows, tier.tokens), rows * block.drafts, rows}
+    return sizes
+
+
 def ladder(top: int) -> tuple[int, ...]:
     """Sizes up to and including ``top``: steps of at most a half, and of a third from 32 on."""
     sizes = [size for size in _SMALL if size < top]
@@ -74,10 +94,12 @@ def ladder(top: int) -> tuple[int, ...]:
 
 class Tiers:
     """All tiers of an engine: ``max_rows`` verify rows of up to ``width`` query tokens, and the
-    same beside up to ``chunk`` prompt tokens.
+    same beside up to ``chunk`` prompt tokens. ``compact``: rows with drafts are drafted in full and
+    verified in part, so that a tier's tokens are no bound on what is drafted.
     """
 
-    def __init__(self, max_rows: int, width: int, chunk: int = 0) -> None:
+    def __init__(self, max_rows: int, width: int, chunk: int = 0, compact: bool = False) -> None:
+        self._compact = compact
         self.max_rows = max_rows
         self.width = width
         self._chunk = chunk
@@ -92,17 +114,20 @@ class Tiers:
         sampled: bool,
         edits: bool = False,
         prefill: Prefill = NO_PREFILL,
+        drafts: bool | None = None,
     ) -> Tier | None:
         """The tier of a step of verify rows, with their tokens, and maybe prefill rows.
 
-        None for more rows or more of a prompt than any graph has.
+        ``drafts``: whether any are planned, if not as many as ``tokens`` say. None for more rows or
+        more of a prompt than any graph has.
         """
+        plain = tokens == rows if drafts is None else not drafts
         if rows > self.max_rows:
             return None
         if prefill.rows:
-            return self._mixed(rows, tokens, sampled, edits, prefill)
+            return self._mixed(rows, tokens, sampled, edits, prefill, plain)
         room = self._rows[bisect_left(self._rows, rows)]
-        if tokens == rows:  # no drafts
+        if plain:
             return Tier(room, room, 1, sampled, edits)
         size = self._tokens[bisect_left(self._tokens, tokens)]
         return self._wide(room, size, sampled)._replace(edits=edits)
@@ -113,8 +138,9 @@ class Tiers:
         for fewer, rows in itertools.pairwise((0, *self._rows)):
             found.add(Tier(rows, rows, 1, sampled))
             if self.width > 1:
-                # The least that drafts can be: one, of the fewest rows that need this tier.
-                first = bisect_left(self._tokens, fewer + 2)
+                # The least that drafts can be: one, of the fewest rows that need this tier; none
+                # where a budget may leave none.
+                first = bisect_left(self._tokens, fewer + (1 if self._compact else 2))
                 last = bisect_left(self._tokens, rows * self.width)
                 found.update(self._wide(rows, size, sampled) for size in self._tokens[first:last])
                 found.add(self._wide(rows, rows * self.width, sampled))
@@ -132,19 +158,28 @@ class Tiers:
         return tuple(sorted(found, key=lambda tier: (tier.tokens, tier), reverse=True))
 
     def _wide(self, rows: int, tokens: int, sampled: bool) -> Tier:
-        return Tier(rows, min(max(tokens, rows), rows * self.width), self.width, sampled)
+        size = min(max(tokens, rows), rows * self.width)
+        return Tier(rows, size, self.width, sampled, compact=self._compact)
 
     def _mixed(
-        self, rows: int, tokens: int, sampled: bool, edits: bool, prefill: Prefill
+        self,
+        rows: int,
+        tokens: int,
+        sampled: bool,
+        edits: bool,
+        prefill: Prefill,
+        plain: bool,
     ) -> Tier | None:
         if prefill.rows > CHUNK_ROWS or prefill.tokens > self._chunk:
             return None
         room = self._chunk_rows[bisect_left(self._chunk_rows, rows)]
-        width = 1 if tokens == rows else self.width
+        width = 1 if plain else self.width
         sizes = chunk_tokens(room * width + self._chunk)
         size = sizes[bisect_left(sizes, tokens + prefill.tokens)]
         return self._with_chunks(room, size, width, sampled, edits)
 
     def _with_chunks(self, rows: int, tokens: int, width: int, sampled: bool, edits: bool) -> Tier:
         longest = min(tokens, self._chunk)
-        return Tier(rows, tokens, width, sampled, edits, min(CHUNK_ROWS, longest), longest)
+        chunks = min(CHUNK_ROWS, longest)
+        compact = self._compact and width > 1
+        return Tier(rows, tokens, width, sampled, edits, chunks, longest, compact)

@@ -12,21 +12,27 @@ from ...engine_core.config import CoreConfig, EngineConfig
 from ...engine_core.graph_sizes import graph_chunk, graph_rows
 from ...engine_core.plan import HostDrafts, StepPlan, StepResult
 from ...engine_core.worker import WorkerFailed, WorkerInfo
+from ...kernels.simulate_survival_gpu import simulate_survival
 from ..agreement import Ranks
+from ..dependent_launch import launches_dependents
 from ..kv_pool import KVPool
 from ..models import GpuModel
+from ..models.block_net import GpuBlockNet
 from ..models.draft_net import GpuDraftNet
-from ..speculative.device_drafter import LoadedDraft
+from ..models.torch_block import block_of
+from ..speculative.device_drafter import LoadedModel, window_of
 from ..speculative.drafter_maker import make_drafter
+from ..speculative.simulate import SimulatedSurvival
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
 from .graphs import StepGraphs
 from .launched import Launched
 from .marks import Mark, wait_unless
 from .packer import StepPacker
+from .ragged_step import RaggedStep
 from .state import DeviceState
 from .step_runner import GpuStepRunner
-from .tiers import Tiers, pass_sizes
+from .tiers import Tiers, block_sizes, pass_sizes
 
 _TURNS = 3
 _STEP_TIMEOUT_S = 120.0  # of a step over several ranks
@@ -48,7 +54,7 @@ class GpuWorker:
         kv: KVPool,
         max_pages: int,
         ranks: Ranks | None = None,
-        draft: LoadedDraft | None = None,
+        draft: LoadedModel | None = None,
     ) -> None:
         """``max_pages``: pages of the longest sequence, with what steps in flight overrun.
 
@@ -66,12 +72,14 @@ class GpuWorker:
         state = DeviceState(info.max_slots, max_pages, info.vocab_size, self._device, decides)
         self._model = model
         self._step = DeviceStep(model, kv, state, config.simulate_accept_length, ranks=ranks)
-        if draft is not None:
+        state.window = window_of(draft)
+        if draft is not None and state.window is None:
             self._step.pools = (kv, draft.kv)
         self._kv = kv
         self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._reach = 1  # tokens of KV that drafts of a row may write, see tier_staging
+        self._aligns = False
         self._runner = self._make_runner(1)
         self._held: deque[StepPlan] = deque()
         self._launched: deque[Launched] = deque()
@@ -88,7 +96,16 @@ class GpuWorker:
         drafter = make_drafter(config, page_table, self._model, self._kv, self._draft)
         if drafter is not None:
             self._step.drafter = drafter
+            self._step.draws = config.engine.speculative_use_rejection_sampling
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)
+        if drafter is not None and config.ragged.mode != "static":
+            pdl = launches_dependents(self._device)
+            self._step.ragged = RaggedStep(config.ragged, self._device, pdl)
+        mean = config.engine.simulate_survival
+        if mean is not None:
+            drafts = config.draft_width - 1
+            self._step.survival = SimulatedSurvival(mean, drafts, simulate_survival)
+        self._aligns = config.ragged.align
         self._reach = max(1, config.kv_reach)
         self.set_verify_width(config.draft_width)
         self._runner.capture()
@@ -112,8 +129,11 @@ class GpuWorker:
         """
         tiers = Tiers(self._max_rows, width).all() + self._tiers(width).mixed()
         self._model.tune({size for tier in tiers for size in (tier.tokens, tier.nodes)})
-        if self._draft is not None and isinstance(self._draft.net, GpuDraftNet):
-            self._draft.net.tune(pass_sizes(tiers, self._draft.shape))
+        net = None if self._draft is None else self._draft.net
+        if isinstance(net, GpuBlockNet):
+            net.tune(block_sizes(tiers, block_of(net.config)))
+        elif self._draft is not None and isinstance(net, GpuDraftNet):
+            net.tune(pass_sizes(tiers, self._draft.shape))
         self._runner = self._make_runner(width)
 
     def replay_seconds(self, rows: int, tokens: int, steps: int) -> float | None:
@@ -123,12 +143,19 @@ class GpuWorker:
     def _make_runner(self, width: int) -> GpuStepRunner:
         graphs = StepGraphs(self._step, self._device, self._reach) if self._use_graphs else None
         return GpuStepRunner(
-            self._step, self._packer, self._tiers(width), graphs, self._device, self._wait
+            self._step,
+            self._packer,
+            self._tiers(width),
+            graphs,
+            self._device,
+            self._wait,
+            self._aligns,
         )
 
     def _tiers(self, width: int) -> Tiers:
         """The tiers of graphs."""
-        return Tiers(self._max_graph_rows, width, self._chunk)
+        compact = self._step.ragged is not None and self._step.ragged.compacts
+        return Tiers(self._max_graph_rows, width, self._chunk, compact)
 
     def fail(self, reason: str) -> None:
         """Make ``collect`` raise; only a worker of several ranks notices while it waits."""

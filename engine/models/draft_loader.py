@@ -36,7 +36,8 @@ def load_draft(
     token_map: tuple[int, ...] | None = None,
     int8: bool = False,
 ) -> DraftNet:
-    """The draft of ``folder`` for ``target``, whose embedding and head it may share.
+    """The draft of ``folder`` for ``target``, whose embedding and head it may share; block drafts
+    are ``load_block_draft``'s.
 
     ``token_map``: the target's id of each draft id, for ``hot_tokens``. Positions may run
     ``OVERRUN_TOKENS`` past the draft's context. ``int8``: see NativeDraft; for the CPU's own
@@ -74,7 +75,7 @@ def load_draft(
 
 def read_weights(folder: Path, config: DraftConfig) -> DraftWeights:
     """What the folder's checkpoint holds of an EAGLE or EAGLE3 draft. Raises WeightsError."""
-    _refuse_pickles(folder)
+    refuse_pickles(folder)
     checkpoint = Checkpoint(folder)
     try:
         tensors = DraftTensors(checkpoint)
@@ -82,8 +83,7 @@ def read_weights(folder: Path, config: DraftConfig) -> DraftWeights:
         if config.algorithm == "EAGLE3":
             weights.token_ids = read_token_ids(tensors, config)
     except WeightsError as error:
-        text = str(error)
-        raise WeightsError(text if str(folder) in text else f"{folder}: {text}") from None
+        raise error_in(folder, error) from None
     tensors.finish((*UNUSED, *IGNORABLE))
     return weights
 
@@ -105,7 +105,14 @@ def _hot_ids(config: DraftConfig, token_map: tuple[int, ...] | None) -> torch.Te
     return torch.tensor(token_map)
 
 
-def _refuse_pickles(folder: Path) -> None:
+def error_in(folder: Path, error: WeightsError) -> WeightsError:
+    """The same error, naming the folder."""
+    text = str(error)
+    return error if str(folder) in text else WeightsError(f"{folder}: {text}")
+
+
+def refuse_pickles(folder: Path) -> None:
+    """Raise WeightsError for a checkpoint in a format that can run code."""
     if not (folder / "model.safetensors").is_file() and (folder / "pytorch_model.bin").is_file():
         raise WeightsError(
             f"{folder}: has its weights in pytorch_model.bin, which can run code when it is read; "

@@ -13,7 +13,7 @@ from ...kernels.paged_attention_gpu import paged_attention
 from ...kernels.qk_rope_write_gpu import qk_norm_rope_write
 from ...kernels.rms_norm_gpu import rms_norm
 from ..dependent_launch import launches_dependents
-from ..forward_batch import ForwardBatch, RowGroup
+from ..forward_batch import ForwardBatch, RowGroup, RowMask
 from ..gemm_table import Epilogue
 from ..gemm_timer import Layer
 from ..kv_pool import KVPool
@@ -43,9 +43,9 @@ class GpuLayers:
         self.pdl = launches_dependents(device)
         self.linear = GpuLinear(device, dtype)
         self._block = math.gcd(config.intermediate_size, INTERLEAVE)
-        self._rotary = RotaryTable(config.rope, config.head_dim, config.context_length, device)
+        self.rotary = RotaryTable(config.rope, config.head_dim, config.context_length, device)
         # A table that grew would move away from under captured graphs.
-        self._rotary.reserve(config.context_length)
+        self.rotary.reserve(config.context_length)
 
     def adopt(self, layer: LayerBody) -> None:
         """Reorder the layer's rows, so that a gate and its up fall into one tile of a matmul."""
@@ -114,18 +114,23 @@ class GpuLayers:
         normed: torch.Tensor,
         batch: ForwardBatch,
         kv: KVPool,
+        mask: RowMask | None = None,
     ) -> torch.Tensor:
-        """What each token's heads saw [T, heads * D]; writes the step's keys and values."""
+        """What each token's heads saw [T, heads * D]; writes the step's keys and values.
+
+        ``mask``: the layer's own, else the batch's rule and the model's window hold.
+        """
         config = self._config
+        mask = mask or batch.mask(config.sliding_windows[index])
         key_cache, value_cache = kv.layer(index)
         query = qk_norm_rope_write(
             self.linear.linear(normed, layer.qkv),
             layer.q_norm,
             layer.k_norm,
             config.rms_norm_eps,
-            self._rotary.cos,
-            self._rotary.sin,
-            batch.positions,
+            self.rotary.cos,
+            self.rotary.sin,
+            batch.rotated,
             batch.kv_slots,
             key_cache,
             value_cache,
@@ -141,15 +146,15 @@ class GpuLayers:
                 query,
                 key_cache,
                 value_cache,
-                batch.positions,
+                mask.positions,
                 batch.cu_q[group.begin : group.end + 1],
                 batch.kv_lens[group.begin : group.end],
                 batch.page_table,
-                batch.tree_bits,
-                batch.is_tree[group.begin : group.end],
+                mask.tree_bits,
+                mask.is_tree[group.begin : group.end],
                 kv.page_size,
                 config.head_dim**-0.5,
-                config.sliding_windows[index],
+                mask.window,
                 slots=None if batch.slots is None else batch.slots[group.begin : group.end],
                 max_q=group.max_q,
                 max_tokens=group.max_tokens,

@@ -1,5 +1,6 @@
 """What a layer of a dense decoder does behind its input norm, in plain torch."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import NamedTuple, TypeVar
 
@@ -11,7 +12,7 @@ from ...kernels.paged_attention import paged_attention
 from ...kernels.rms_norm import rms_norm
 from ...kernels.rotary import apply_rotary
 from ...kernels.silu_mul import silu_mul
-from ..forward_batch import ForwardBatch
+from ..forward_batch import ForwardBatch, RowMask
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
 from .decoder_weights import LayerBody
@@ -24,7 +25,8 @@ class LayerPass(NamedTuple):
     """What all layers of one forward pass have in common.
 
     ``cos``, ``sin`` float32[T, head_dim / 2] of the batch's positions. ``reduce`` sums what o and
-    down give over the ranks that share them.
+    down give over the ranks that share them. ``masks``: of each layer, else the batch's own rule
+    and the windows of ``config`` hold.
     """
 
     config: ModelConfig
@@ -33,6 +35,7 @@ class LayerPass(NamedTuple):
     cos: torch.Tensor
     sin: torch.Tensor
     reduce: Reduce | None = None
+    masks: Sequence[RowMask] | None = None
 
     def run(
         self, index: int, layer: LayerBody, stream: torch.Tensor, taken: torch.Tensor
@@ -57,19 +60,22 @@ class LayerPass(NamedTuple):
         key_cache, value_cache = kv.layer(index)
         key_cache[batch.kv_slots] = key
         value_cache[batch.kv_slots] = value
+        mask = batch.mask(config.sliding_windows[index])
+        if self.masks is not None:
+            mask = self.masks[index]
         context = paged_attention(
             query,
             key_cache,
             value_cache,
-            batch.positions,
+            mask.positions,
             batch.cu_q,
             batch.kv_lens,
             batch.page_table,
-            batch.tree_bits,
-            batch.is_tree,
+            mask.tree_bits,
+            mask.is_tree,
             kv.page_size,
             config.head_dim**-0.5,
-            config.sliding_windows[index],
+            mask.window,
         )
         return self._summed(F.linear(context.flatten(1), layer.o, layer.o_bias))
 
@@ -83,11 +89,13 @@ def begin_pass(
     kv: KVPool,
     rotary: RotaryTable,
     reduce: Reduce | None = None,
+    masks: Sequence[RowMask] | None = None,
 ) -> LayerPass:
     """The pass of ``batch``, with as much of the rotary table as it needs."""
-    rotary.reserve(int(batch.positions.max()) + 1)
-    cos, sin = rotary.cos[batch.positions], rotary.sin[batch.positions]
-    return LayerPass(config, batch, kv, cos, sin, reduce)
+    positions = batch.rotated
+    rotary.reserve(int(positions.max()) + 1)
+    cos, sin = rotary.cos[positions], rotary.sin[positions]
+    return LayerPass(config, batch, kv, cos, sin, reduce, masks)
 
 
 def layer_to(layer: BodyT, dtype: torch.dtype, device: torch.device) -> BodyT:

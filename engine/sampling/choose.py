@@ -6,8 +6,10 @@ import torch
 from ...engine_core.ids import I32, U8
 from ...kernels import greedy_argmax_cpu
 from ...kernels.coupled_sample_cpu import coupled_sample
+from ...kernels.rejection_sample_cpu import rejection_sample
 from ..forward_batch import ForwardBatch
 from .features import EDITS, PROCESSED, Feature
+from .node_drafts import NodeDrafts
 from .nodes import Nodes, place_nodes
 from .processors import apply_logit_bias, apply_min_tokens, apply_penalties
 from .slot_edits import SlotEdits
@@ -29,11 +31,13 @@ def choose_targets(
     table: SlotTable,
     edits: SlotEdits,
     out_counts: torch.Tensor,
+    drafts: NodeDrafts | None = None,
 ) -> torch.Tensor:
     """int64[N]: the token that each of the step's N nodes decides on; -1 where unusable.
 
     ``logits`` float32[N, V] stay untouched. ``slots`` int32[R] and ``node_cu`` int32[R + 1] are
-    the step's rows, ``out_counts`` int32[S] the output tokens before it.
+    the step's rows, ``out_counts`` int32[S] the output tokens before it. Nodes of sampled rows
+    accept or replace ``drafts`` by rejection sampling; without any, their noise is the coupled one.
     """
     targets = argmax_rows(logits)
     if not table.featured:
@@ -48,7 +52,7 @@ def choose_targets(
     if not sampled.all():
         chosen[~sampled] = argmax_rows(edited[~sampled])
     if sampled.any():
-        chosen[sampled] = _sample(edited[sampled], nodes, sampled, table)
+        chosen[sampled] = _sample(edited[sampled], nodes, sampled, table, drafts)
     targets[nodes.index] = torch.where(targets[nodes.index] < 0, -1, chosen)
     return targets
 
@@ -101,7 +105,11 @@ def _edit(
 
 
 def _sample(
-    logits: torch.Tensor, nodes: Nodes, sampled: torch.Tensor, table: SlotTable
+    logits: torch.Tensor,
+    nodes: Nodes,
+    sampled: torch.Tensor,
+    table: SlotTable,
+    drafts: NodeDrafts | None,
 ) -> torch.Tensor:
     slots = nodes.slots[sampled]
     columns = (
@@ -112,6 +120,10 @@ def _sample(
         table.seeds[slots],
         nodes.positions[sampled],
     )
+    if drafts is not None:
+        index = nodes.index[sampled]
+        held = drafts.tokens[index], drafts.logits, drafts.rows[index], drafts.draft_ids
+        return rejection_sample(logits, *columns, *held)
     tokens = torch.empty(len(slots), dtype=torch.int64)
     temperatures, top_ks, top_ps, min_ps, seeds, positions = (c.numpy() for c in columns)
     coupled_sample(

@@ -1,9 +1,12 @@
 """Between a step and a drafter from another package: what is proposed is safe to verify."""
 
+from typing import cast
+
 import torch
 
 from ...engine_core.plan import SlotInit
-from .device_drafter import DeviceDrafter, DraftRows, Verdict
+from .device_drafter import DeviceDrafter, DraftRows, SurvivalDrafter, Verdict
+from .draft_law import DraftLaw
 
 _DOUBLINGS = 6  # a row has up to 64 nodes, so that none is deeper than 63
 
@@ -28,18 +31,28 @@ class CheckedDrafter:
         """As the drafter said when it was made."""
         return self._layers
 
+    @property
+    def confidence(self) -> torch.Tensor:
+        """As the drafter says; only where it is a SurvivalDrafter."""
+        return cast(SurvivalDrafter, self._drafter).confidence
+
     def enter(self, init: SlotInit) -> None:
         """A request enters a slot."""
         self._drafter.enter(init)
 
-    def propose(self, rows: DraftRows) -> None:
-        """Let the drafter draft, then look at it."""
+    def propose(self, rows: DraftRows) -> DraftLaw | None:
+        """Let the drafter draft, then look at it.
+
+        Raises TypeError, ValueError for drawn drafts without a law that fits them.
+        """
         try:
-            self._drafter.propose(rows)
+            law: object = self._drafter.propose(rows)
+            checked = None if rows.noise is None else check_law(law, rows, self._vocab_size)
         except Exception as error:
             error.add_note(f"in propose() of the plug-in drafter {self._name}")
             raise
         check_drafts(rows, self._vocab_size, self._tree)
+        return checked
 
     def align(self, verdict: Verdict) -> None:
         """Bring the drafter's state to what was accepted."""
@@ -52,6 +65,26 @@ class CheckedDrafter:
     def reset(self) -> None:
         """Forget every slot."""
         self._drafter.reset()
+
+
+def check_law(law: object, rows: DraftRows, vocab_size: int) -> DraftLaw:
+    """``law``, if its shapes and types are those of drafts of ``rows``.
+
+    Raises TypeError, ValueError naming what is wrong; what its numbers say is the drafter's word.
+    """
+    if not isinstance(law, DraftLaw):
+        raise TypeError(f"rows.noise asks for a DraftLaw, not {type(law).__name__}")
+    shape, ids = tuple(law.logits.shape), law.draft_ids
+    if len(shape) != 3 or shape[0] < 1 or shape[1] != len(rows.slots) or shape[2] < 1:
+        raise ValueError(f"DraftLaw.logits are {shape}, not [levels, {len(rows.slots)}, ids]")
+    if not law.logits.is_floating_point() or not law.logits.is_contiguous():
+        raise ValueError(f"DraftLaw.logits are {law.logits.dtype}; they must be contiguous floats")
+    if ids is None:
+        if shape[2] != vocab_size:
+            raise ValueError(f"DraftLaw.logits have {shape[2]} columns for {vocab_size} tokens")
+    elif ids.dtype != torch.int32 or ids.shape != (vocab_size,) or not ids.is_contiguous():
+        raise ValueError(f"DraftLaw.draft_ids must be a contiguous int32[{vocab_size}]")
+    return law
 
 
 def check_drafts(rows: DraftRows, vocab_size: int, tree: bool) -> None:

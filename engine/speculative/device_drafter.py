@@ -10,7 +10,10 @@ from ...engine_core.plan import SlotInit
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..models import Model
+from ..models.block_net import BlockNet
 from ..models.draft_net import DraftNet
+from ..window_pages import WindowPages
+from .draft_law import DraftLaw, DraftNoise
 
 
 class LoadedDraft(NamedTuple):
@@ -22,6 +25,35 @@ class LoadedDraft(NamedTuple):
     net: DraftNet
     kv: KVPool
     shape: SpecShape
+
+
+class LoadedBlock(NamedTuple):
+    """As LoadedDraft, of a draft that proposes whole blocks.
+
+    ``window``: where ``kv`` has which tokens, if it is a window's pool with pages of its own.
+    """
+
+    net: BlockNet
+    kv: KVPool
+    shape: SpecShape
+    window: WindowPages | None = None
+
+
+LoadedModel = LoadedDraft | LoadedBlock
+
+
+def loaded_model(
+    net: DraftNet | BlockNet, kv: KVPool, shape: SpecShape, window: WindowPages | None = None
+) -> LoadedModel:
+    """A draft model in memory, as what its network makes it; ``window``: see LoadedBlock."""
+    if isinstance(net, BlockNet):
+        return LoadedBlock(net, kv, shape, window)
+    return LoadedDraft(net, kv, shape)
+
+
+def window_of(draft: LoadedModel | None) -> WindowPages | None:
+    """That of a draft whose pages are not the target's."""
+    return draft.window if isinstance(draft, LoadedBlock) else None
 
 
 class DrafterContext(NamedTuple):
@@ -40,7 +72,7 @@ class DrafterContext(NamedTuple):
     target: Model
     layers: int
     vocab_size: int
-    draft: LoadedDraft | None = None
+    draft: LoadedModel | None = None
 
 
 class DraftRows(NamedTuple):
@@ -48,7 +80,8 @@ class DraftRows(NamedTuple):
 
     ``slots`` int32[R]; ``cu_q`` int32[R + 1] offsets of the rows' T query tokens; ``caps``
     int32[R]: nodes to draft behind the row's first token, 0 for rows that are not the drafter's.
-    ``seq_lens`` int32[S]: the slots' state before the step.
+    ``seq_lens`` int32[S]: the slots' state before the step. ``noise``: drafts are drawn with it,
+    for rejection sampling; None where they are the likeliest tokens.
 
     To be written: ``tokens`` and ``parents`` int32[T] at those nodes (parents within the row, below
     their child; -1 and token 0 for padding, which is never accepted; padding comes last), and for
@@ -63,6 +96,7 @@ class DraftRows(NamedTuple):
     parents: torch.Tensor
     proposed: torch.Tensor
     depths: torch.Tensor
+    noise: DraftNoise | None = None
 
 
 class Verdict(NamedTuple):
@@ -106,11 +140,30 @@ class DeviceDrafter(Protocol):
     def enter(self, init: SlotInit) -> None:
         """A request enters a slot; called before its first step is enqueued."""
 
-    def propose(self, rows: DraftRows) -> None:
-        """Segment D: draft for the rows that have a cap. Not called for steps without any."""
+    def propose(self, rows: DraftRows) -> DraftLaw | None:
+        """Segment D: draft for the rows that have a cap. Not called for steps without any.
+
+        With ``rows.noise``, which only drafters see whose spec says ``gives_q``, it returns what
+        the drafts were drawn from; without, None.
+        """
 
     def align(self, verdict: Verdict) -> None:
         """Segment A: bring the slots' state to what every step accepted."""
 
     def reset(self) -> None:
         """Forget every slot."""
+
+
+@runtime_checkable
+class SurvivalDrafter(DeviceDrafter, Protocol):
+    """One that says how likely its drafts, chains of up to G, are to be accepted.
+
+    Its DrafterSpec has ``gives_survival``. Asked only in ragged verify modes (engine_core's
+    :mod:`~outrider.engine_core.ragged_verify`).
+    """
+
+    @property
+    def confidence(self) -> torch.Tensor:
+        """float32[R, G] of the latest ``propose``'s rows: draft k's raw logit, given that all
+        before it are accepted. Anything beyond a row's drafts. Valid until the next ``propose``;
+        may be read before the first one."""

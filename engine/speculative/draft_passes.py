@@ -10,6 +10,7 @@ from ...kernels import draft_rows_cpu
 from ..forward_batch import ForwardBatch, RowGroup
 from ..models.draft_net import DraftHidden
 from .device_drafter import DraftRows, LoadedDraft, Verdict
+from .draft_law import DraftDraw, columns_of
 from .draft_ops import DraftOps
 from .row_constants import RowConstants
 
@@ -27,13 +28,19 @@ class Extension(NamedTuple):
 
 
 class DraftPasses:
-    """Runs a draft model over the slots' pages (``page_table`` int32[S, P])."""
+    """Runs a draft model over the slots' pages (``page_table`` int32[S, P]).
 
-    def __init__(self, draft: LoadedDraft, page_table: torch.Tensor, ops: DraftOps) -> None:
+    ``vocab_size``: the target's.
+    """
+
+    def __init__(
+        self, draft: LoadedDraft, page_table: torch.Tensor, vocab_size: int, ops: DraftOps
+    ) -> None:
         self.net = draft.net
         self.ops = ops
         self._kv = draft.kv
         self._page_table = page_table
+        self._draft_ids = columns_of(draft.net.token_ids, vocab_size)
         self._constants = RowConstants(page_table.device)
 
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor | None) -> DraftHidden:
@@ -60,20 +67,44 @@ class DraftPasses:
             return min(most, len(rows.tokens) - 1)
         return max(1, min(most, int(rows.caps.numpy().max())))
 
+    def draw(self, rows: DraftRows, levels: int) -> DraftDraw | None:
+        """What draws ``levels`` drafts of each row, if they are drawn."""
+        if rows.noise is None:
+            return None
+        return DraftDraw(
+            self.ops, rows.noise, rows.slots, rows.seq_lens, levels, self.net.token_ids,
+            self._draft_ids,
+        )  # fmt: skip
+
+    def choose(
+        self, head_input: torch.Tensor, level: int, draw: DraftDraw | None, tokens: torch.Tensor
+    ) -> None:
+        """Fill ``tokens`` int64[R] with draft ``level`` of R rows: the likeliest, or drawn."""
+        logits = self.net.logits(head_input)
+        if draw is None:
+            self.ops.top_candidates(logits, self.net.token_ids, tokens=tokens[:, None], probs=None)
+        else:
+            draw.draw(level, logits, tokens)
+
     def chain(
-        self, rows: DraftRows, ids: torch.Tensor, hidden: torch.Tensor | None, drafts: torch.Tensor
+        self,
+        rows: DraftRows,
+        ids: torch.Tensor,
+        hidden: torch.Tensor | None,
+        drafts: torch.Tensor,
+        draw: DraftDraw | None = None,
+        first: int = 0,
     ) -> None:
         """Continue R rows by one token a pass; pass i runs at seq_lens[slot] + i.
 
         ``ids`` int64[R] and ``hidden`` [R, H]: what the first pass takes in. ``drafts`` int64[N,
-        R]: out, what each of N passes proposes.
+        R]: out, what each of N passes proposes, levels ``first`` and on.
         """
         for i, batch in enumerate(self._chain_batches(rows, len(drafts))):
             batch.input_ids = ids
             out = self.forward(batch, hidden)
             ids, hidden = drafts[i], out.recurrent
-            logits = self.net.logits(out.head_input)
-            self.ops.top_candidates(logits, self.net.token_ids, tokens=ids[:, None], probs=None)
+            self.choose(out.head_input, first + i, draw, ids)
 
     def step(self, rows: DraftRows, ids: torch.Tensor) -> DraftHidden:
         """One pass over R rows of one token each, ``ids`` int64[R], at the slots' lengths."""
@@ -101,7 +132,7 @@ class DraftPasses:
             rows.slots, rows.caps, rows.seq_lens, self._page_table, self._kv.page_size,
             width, ahead, positions=positions, kv_slots=kv_slots, kv_lens=kv_lens,
         )  # fmt: skip
-        table, slots = self._pages(rows.slots, kv_lens)
+        table, slots = pages_of(self._page_table, rows.slots, kv_lens, self._kv.page_size)
         batch = self._batch(
             table, slots, positions.flatten(), kv_slots.flatten(), kv_lens, ids.shape[1]
         )
@@ -145,24 +176,11 @@ class DraftPasses:
             rows.slots, rows.caps, rows.seq_lens, self._page_table, self._kv.page_size,
             positions=positions, kv_slots=kv_slots, kv_lens=kv_lens,
         )  # fmt: skip
-        table, slots = self._pages(rows.slots, kv_lens)
+        table, slots = pages_of(self._page_table, rows.slots, kv_lens, self._kv.page_size)
         return [
             self._batch(table, slots, *fields, 1)
             for fields in zip(positions.unbind(), kv_slots.unbind(), kv_lens.unbind(), strict=True)
         ]
-
-    def _pages(
-        self, slots: torch.Tensor, kv_lens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A page table for rows of these slots and lengths, and the slots if it is theirs."""
-        table = self._page_table
-        if table.is_cuda:
-            return table, slots
-        # Models on a CPU take the rows' own pages, as many as the longest row needs.
-        if len(slots) == 1:
-            return table.narrow(0, int(slots[0]), 1), None
-        pages = -(-int(kv_lens.max()) // self._kv.page_size)
-        return torch.from_numpy(table.numpy()[slots.numpy(), :pages]), None
 
     def _batch(
         self,
@@ -189,6 +207,21 @@ class DraftPasses:
             slots=slots,
             groups=(RowGroup(0, rows, width),),
         )
+
+
+def pages_of(
+    table: torch.Tensor, slots: torch.Tensor, kv_lens: torch.Tensor, page_size: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of int32[S, P] a page table for rows of these slots and lengths, and the slots if it is that
+    of all slots.
+    """
+    if table.is_cuda:
+        return table, slots
+    # Models on a CPU take the rows' own pages, as many as the longest row needs.
+    if len(slots) == 1:
+        return table.narrow(0, int(slots[0]), 1), None
+    pages = -(-int(kv_lens.max()) // page_size)
+    return torch.from_numpy(table.numpy()[slots.numpy(), :pages]), None
 
 
 def without_junk(extension: Extension, verdict: Verdict) -> Extension:

@@ -11,7 +11,7 @@ from ...engine_core.refusal import Refused, RefusedError
 from ..kv_pool import KVPool
 from ..models import Model
 from .checked_drafter import CheckedDrafter
-from .device_drafter import DeviceDrafter, DrafterContext, LoadedDraft
+from .device_drafter import DeviceDrafter, DrafterContext, LoadedModel, SurvivalDrafter
 
 
 def make_drafter(
@@ -19,7 +19,7 @@ def make_drafter(
     page_table: torch.Tensor,
     target: Model,
     kv: KVPool,
-    draft: LoadedDraft | None,
+    draft: LoadedModel | None,
 ) -> DeviceDrafter | None:
     """The drafter on the device that ``config`` asks for, over slots whose pages, of ``target``'s
     pool ``kv``, are ``page_table`` int32[slots, P]; None where it asks for none.
@@ -41,11 +41,14 @@ def make_drafter(
         vocab_size=config.worker.vocab_size,
         draft=draft,
     )
-    return load_device_drafter(spec, context)
+    return load_device_drafter(spec, context, config.ragged.planned)
 
 
-def load_device_drafter(spec: DrafterSpec, context: DrafterContext) -> DeviceDrafter:
-    """Import what the spec names for the device, and make it. Raises RefusedError."""
+def load_device_drafter(
+    spec: DrafterSpec, context: DrafterContext, survival: bool = False
+) -> DeviceDrafter:
+    """Import what the spec names for the device, and make it; ``survival``: it has to be a
+    SurvivalDrafter. Raises RefusedError."""
     made = make_drafter_object(spec, spec.on_device, context)
     if isinstance(made, Refused):
         raise RefusedError(made)
@@ -57,6 +60,11 @@ def load_device_drafter(spec: DrafterSpec, context: DrafterContext) -> DeviceDra
         reason = (
             f"made a drafter with feature_layers {layers!r}; they must be None, () or ascending "
             f"layers from 0 to {context.layers}"
+        )
+        raise RefusedError(refuse_maker(spec, spec.on_device, reason))
+    if survival and not isinstance(made, SurvivalDrafter):
+        reason = (
+            f"made {type(made).__name__}, which has no confidence; its spec says gives_survival"
         )
         raise RefusedError(refuse_maker(spec, spec.on_device, reason))
     if spec.built_in:

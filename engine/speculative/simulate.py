@@ -1,9 +1,12 @@
-"""Acceptance of a forced mean length, for timing alone (--simulate-accept-length)."""
+"""Acceptance that is forced, for timing alone (--simulate-accept-length, --simulate-survival)."""
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ...engine_core.ids import I32
 from ...kernels.force_accept import NO_TOKEN, UNIT
@@ -59,6 +62,38 @@ class SimulatedAcceptance:
             targets[before[usable]] = tokens[accepted[usable]]
             node, level = np.maximum(parent, 0), level - 1
         return tokens, targets
+
+
+class Survived(NamedTuple):
+    """Of R rows: ``logits`` float32[R, G] of the drafts' chances, and ``lens`` int32[R], the tokens
+    that a row emits at most."""
+
+    logits: torch.Tensor
+    lens: torch.Tensor
+
+
+class SimulatedSurvival:
+    """Chances of ``drafts`` drafts a row, of this ``mean``, and which of them hold.
+
+    A row accepts all of its drafts that ``Survived.lens`` leaves it: see ``EVERYTHING``.
+    ``simulate``: ``kernels/simulate_survival.py`` or its like.
+    """
+
+    def __init__(self, mean: float, drafts: int, simulate: Callable[..., None]) -> None:
+        self._root = (1 - mean) / mean
+        self._drafts = drafts
+        self._simulate = simulate
+
+    def rows(self, slots: torch.Tensor, seq_lens: torch.Tensor) -> Survived:
+        """Of rows in ``slots`` int32[R], from the slots' state int32[S] before the step."""
+        logits = torch.empty(len(slots), self._drafts, device=slots.device)
+        lens = torch.empty_like(slots)
+        self._simulate(slots, seq_lens, root=self._root, logits=logits, lens=lens)
+        return Survived(logits, lens)
+
+
+# Every draft of a row is accepted, up to what else caps it.
+EVERYTHING = SimulatedAcceptance(_NODES)
 
 
 def _mix(slots: I32, positions: I32) -> npt.NDArray[np.uint64]:

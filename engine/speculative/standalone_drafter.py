@@ -4,6 +4,7 @@ import torch
 
 from ...engine_core.plan import SlotInit
 from .device_drafter import DrafterContext, DraftRows, LoadedDraft, Verdict
+from .draft_law import DraftLaw
 from .draft_ops import draft_ops
 from .draft_passes import DraftPasses
 from .draft_tree import DraftTree
@@ -20,7 +21,7 @@ class StandaloneDrafter:
     def __init__(self, context: DrafterContext, draft: LoadedDraft, trees: bool = False) -> None:
         shape, device = draft.shape, context.device
         self._steps, self._width = shape.steps, shape.topk
-        self._passes = DraftPasses(draft, context.page_table, draft_ops(device))
+        self._passes = DraftPasses(draft, context.page_table, context.vocab_size, draft_ops(device))
         branches = trees or shape.topk > 1
         self._tree = DraftTree(self._passes, shape, 1) if branches else None
         self.bonus = torch.zeros(context.slots, dtype=torch.int64, device=device)
@@ -32,7 +33,7 @@ class StandaloneDrafter:
     def enter(self, init: SlotInit) -> None:
         """Nothing to keep: the prefill gives all that is needed."""
 
-    def propose(self, rows: DraftRows) -> None:
+    def propose(self, rows: DraftRows) -> DraftLaw | None:
         """Every level takes a pass, the first one over the bonus token."""
         bonus = self.bonus[rows.slots.long()]
         count = self._passes.levels(rows, self._steps)
@@ -41,13 +42,15 @@ class StandaloneDrafter:
             tokens, probs = self._passes.candidates(out.head_input, self._width, True)
             assert probs is not None
             self._tree.propose(rows, tokens, probs, None)
-            return
+            return None
         drafts = torch.empty(count, len(bonus), dtype=torch.int64, device=bonus.device)
-        self._passes.chain(rows, bonus, None, drafts)
+        draw = self._passes.draw(rows, count)
+        self._passes.chain(rows, bonus, None, drafts, draw)
         self._passes.ops.write_chains(
             drafts, rows.cu_q, rows.caps,
             tokens=rows.tokens, parents=rows.parents, proposed=rows.proposed, depths=rows.depths,
         )  # fmt: skip
+        return None if draw is None else draw.law()
 
     def align(self, verdict: Verdict) -> None:
         """Run what was accepted, for its KV alone."""
@@ -65,6 +68,6 @@ class StandaloneDrafter:
 
 def make(context: DrafterContext) -> StandaloneDrafter:
     """The drafter that STANDALONE's spec names. Raises ValueError without a model."""
-    if context.draft is None:
-        raise ValueError("STANDALONE drafts with a model, and none was loaded")
+    if not isinstance(context.draft, LoadedDraft):
+        raise ValueError("STANDALONE drafts with a model of its kind, and none was loaded")
     return StandaloneDrafter(context, context.draft)

@@ -22,11 +22,13 @@ def decide(
     branches: bool,
     buffers: StepBuffers,
     simulated: SimulatedAcceptance | None = None,
+    most: I32 | None = None,
 ) -> tuple[int, bool]:
     """Accept the step's rows: how many tokens they emit, and whether accepted KV lies scattered.
 
     ``targets`` int64[N]; ``slots`` int32[R]; ``branches``: whether any row's drafts branch. Fills
-    ``buffers.accept_*`` and ``emitted``. ``simulated`` forces the rows' accept lengths.
+    ``buffers.accept_*`` and ``emitted``. ``simulated`` forces the rows' accept lengths. ``most``
+    int32[R]: tokens that a row emits at most; ``buffers.trimmed`` says what that took.
     """
     rows = len(slots)
     tokens, chosen = buffers.input_ids, targets.numpy()
@@ -42,6 +44,8 @@ def decide(
         buffers.accept_cu,
         buffers.accept_idx,
         buffers.emitted,
+        most,
+        None if most is None else buffers.trimmed,
     )
 
 

@@ -28,22 +28,28 @@ class AgreementCounts:
         self._rounds = 0
         self._emitted = 0
 
-    def add(self, agree: torch.Tensor, own: torch.Tensor, origin: int) -> None:
-        """``agree`` bool[B, R, S], ``origin``: see StepResult, ``own``: see Batch; rows of own
-        text count only, where there is any.
+    def add(
+        self,
+        agree: torch.Tensor,
+        own: torch.Tensor,
+        origin: int,
+        drafted: torch.Tensor | None = None,
+    ) -> None:
+        """``agree`` bool[B, R, S], ``origin``, ``drafted``: see StepResult, ``own``: see Batch;
+        rows of own text count only, where there is any. What was not drafted everywhere is not
+        walked.
         """
         leading = agree.cpu().int().cumprod(-1)
         steps = leading.shape[-1]
+        known = torch.ones(leading.shape[:-1]) if drafted is None else drafted.cpu()
+        whole = whole_drafts(own, origin, leading.shape[1], steps) & known.bool()
+        self._reached[0] += int(whole.sum())
+        self._reached[1:] += leading[whole].sum(0)
+        if drafted is not None:
+            return
         for row, marks in zip(leading, own.cpu(), strict=True):
-            texts = own_texts(marks)
-            # Rows of which all steps begin behind own text.
-            rows = [(begin + origin, end + origin - steps + 1) for begin, end in texts]
-            for begin, end in rows or [(0, len(row))]:
-                part = row[max(0, begin) : max(0, end)]
-                self._reached[0] += len(part)
-                self._reached[1:] += part.sum(0)
             accepted = row.sum(-1).tolist()
-            for begin, end in texts:
+            for begin, end in own_texts(marks):
                 self._walk(accepted, max(0, begin + origin), end - 1 + origin)
 
     def result(self) -> Projection:
@@ -61,6 +67,19 @@ class AgreementCounts:
             self._rounds += 1
             self._emitted += emitted
             at += emitted
+
+
+def whole_drafts(own: torch.Tensor, origin: int, rows: int, steps: int) -> torch.Tensor:
+    """bool[B, R], on the CPU: drafts of ``steps`` that all begin behind own text; every draft of a
+    row that has none.
+    """
+    made = torch.ones(len(own), rows, dtype=torch.bool)
+    for row, marks in zip(made, own.cpu(), strict=True):
+        texts = own_texts(marks)
+        row.fill_(not texts)
+        for begin, end in texts:
+            row[max(0, begin + origin) : max(0, end + origin - steps + 1)] = True
+    return made
 
 
 def own_texts(marks: torch.Tensor) -> list[tuple[int, int]]:

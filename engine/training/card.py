@@ -1,15 +1,26 @@
 """The model card of a trained draft."""
 
-from ...engine_core.train_spec import TrainSpec, unroll_of
+from ...engine_core.sts_table import StsTable
+from ...engine_core.train_spec import TrainSpec, is_block, unroll_of
 from .export import tensor_bytes
 from .recipe import Exported
 from .trainer import Outcome
 
 
 def model_card(
-    spec: TrainSpec, exported: Exported, outcome: Outcome, own_tokens: int, corpus_tokens: int
+    spec: TrainSpec,
+    exported: Exported,
+    outcome: Outcome,
+    own_tokens: int,
+    corpus_tokens: int,
+    sts: StsTable | None,
 ) -> str:
     """README.md of the draft's folder."""
+    drafted = (
+        f"{spec.anchors} blocks of {unroll_of(spec)} drafts a row"
+        if is_block(spec)
+        else f"unroll of {unroll_of(spec)}"
+    )
     numbers = sum(
         tensor.numel() for name, tensor in exported.tensors.items() if name not in ("d2t", "t2d")
     )
@@ -33,8 +44,7 @@ def model_card(
         f"Documents whose SHA-1 begins with {_bytes(spec.excluded_bytes)} were left out, those "
         f"with {_bytes(spec.selection_bytes)} kept for the selection.",
         f"- Training: {outcome.position.step} steps of {spec.batch_size} x "
-        f"{spec.sequence_length} tokens in {minutes:.1f} minutes, unroll of "
-        f"{unroll_of(spec)}, {spec.optimizer}.",
+        f"{spec.sequence_length} tokens in {minutes:.1f} minutes, {drafted}, {spec.optimizer}.",
     ]
     found = outcome.selection
     if found is not None:
@@ -44,6 +54,12 @@ def model_card(
             f"length {found.projected:.2f}"
             + ("" if found.walked is None else f", over greedy text {found.walked:.2f}")
             + "."
+        )
+    if sts is not None and sts.ece_before is not None and sts.ece_after is not None:
+        lines.append(
+            f"- `sts.json` calibrates its confidence: expected calibration error up to "
+            f"{max(sts.ece_before):.3f} without it, {max(sts.ece_after):.3f} with it, on rows of "
+            "the selection that it was not fitted to."
         )
     if not outcome.finished:
         lines.append("- The schedule was cut before its end: an intermediate state.")

@@ -58,6 +58,13 @@ def learnt_matrix(
     return drawn.to(device).requires_grad_()
 
 
+def copy_leaves(parameters: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> None:
+    """Set each parameter to the tensor of its name."""
+    with torch.no_grad():
+        for name, leaf in parameters.items():
+            leaf.copy_(tensors[name])
+
+
 def learnt_norm(size: int, device: torch.device) -> torch.Tensor:
     """Ones."""
     return torch.ones(size, device=device, requires_grad=True)

@@ -21,7 +21,7 @@ from .chain_attention import Keys, attention_for
 from .chain_loss import ChainLoss
 from .compiled import compiled
 from .dense import TargetOutput, rotate, split_heads
-from .draft_layer import learnt_matrix, learnt_norm
+from .draft_layer import copy_leaves, learnt_matrix, learnt_norm
 from .draft_vocab import DraftVocab
 from .losses import Wanted, agreement
 from .recipe import Exported, Setting, StepResult
@@ -97,6 +97,10 @@ class EagleRecipe(ABC):
         self, stream: torch.Tensor, context: torch.Tensor, weights: Fused
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What follows attention: a Passed."""
+
+    def adopt(self, tensors: dict[str, torch.Tensor]) -> None:
+        """See Recipe."""
+        copy_leaves(self.parameters, tensors)
 
     @abstractmethod
     def export(self, dtype: torch.dtype) -> Exported:

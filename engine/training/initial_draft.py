@@ -43,9 +43,7 @@ def start_from(folder: Path, recipe: Recipe) -> None:
             raise _refused(f"{str(folder)!r}: {name} is {there}, in this run {here}")
         if name not in recipe.parameters and not torch.equal(tensors[name], wanted.cpu()):
             raise _refused(f"{str(folder)!r} has another draft vocabulary ({name}) than this run")
-    with torch.no_grad():
-        for name, leaf in recipe.parameters.items():
-            leaf.copy_(tensors[name])
+    recipe.adopt(tensors)
 
 
 def _refused(reason: str) -> RefusedError:

@@ -48,15 +48,14 @@ def drafted_loss(
 @torch.no_grad()
 def agreement(head_input: torch.Tensor, head: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """bool[B, R]: whether the draft's first choice is ``top``."""
-    return torch.cat(
-        [
-            F.linear(rows, head).argmax(-1) == chosen
-            for rows, chosen in zip(
-                *(torch.split(part, _sequences(head_input, head)) for part in (head_input, top)),
-                strict=True,
-            )
-        ]
-    )
+    return first_choices(head_input, head) == top
+
+
+@torch.no_grad()
+def first_choices(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """int64[B, R] of hidden states [B, R, H]."""
+    parts = torch.split(hidden, chunk_size(hidden, head))
+    return torch.cat([F.linear(part, head).argmax(-1) for part in parts])
 
 
 class _DraftedLoss(torch.autograd.Function):
@@ -78,7 +77,7 @@ class _DraftedLoss(torch.autograd.Function):
             grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
         losses: list[torch.Tensor] = []
         agrees: list[torch.Tensor] = []
-        size = _sequences(head_input, head)
+        size = chunk_size(head_input, head)
         for begin in range(0, head_input.shape[0], size):
             part = slice(begin, begin + size)
             grad, loss, agree = rows(
@@ -135,8 +134,8 @@ def row_loss(
     return (grad * weight[..., None]).to(drafted.dtype), (loss * weight).sum(), agree
 
 
-def _sequences(head_input: torch.Tensor, head: torch.Tensor) -> int:
-    """Sequences of a chunk; all chunks are alike where a power of two divides the batch."""
+def chunk_size(head_input: torch.Tensor, head: torch.Tensor) -> int:
+    """Sequences [R, H] of a chunk; all chunks are alike where a power of two divides the batch."""
     batch, rows, _ = head_input.shape
     limit = _CHUNK_ELEMENTS if head_input.device.type == "cuda" else _CHUNK_ELEMENTS_CPU
     size = batch

@@ -1,7 +1,7 @@
 """What an algorithm's training is to the trainer, and where algorithms are found."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,10 +17,22 @@ from .dense import DenseTarget
 class StepResult(NamedTuple):
     """``loss``: a scalar to go backward from. ``agree`` bool[B, R, S]: whether step i of the draft
     that begins at row r chooses as the target does. ``origin``: the row at which the draft begins
-    that follows the target's own first token, relative to that token's position.
+    that follows the target's own first token, relative to that token's position. ``drafted``
+    bool[B, R]: the rows of which ``agree`` speaks; None for all.
     """
 
     loss: torch.Tensor
+    agree: torch.Tensor
+    origin: int
+    drafted: torch.Tensor | None = None
+
+
+class Confidences(NamedTuple):
+    """Of every draft of a batch: raw confidence ``logits`` float32[B, R, S]; the others as those of
+    StepResult.
+    """
+
+    logits: torch.Tensor
     agree: torch.Tensor
     origin: int
 
@@ -53,8 +65,21 @@ class Recipe(Protocol):
         """``step`` for measuring: under no_grad; ``loss`` may be anything."""
         ...
 
+    def adopt(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Take on the weights of a draft of the same form, named as ``export`` names them."""
+        ...
+
     def export(self, dtype: torch.dtype) -> Exported:
         """The draft in the format that serving engines load."""
+        ...
+
+
+@runtime_checkable
+class Confident(Protocol):
+    """A recipe whose draft has a confidence head."""
+
+    def confidences(self, batch: Batch) -> Confidences:
+        """What it says of greedy drafts, under no_grad."""
         ...
 
 

@@ -14,16 +14,18 @@ from ...engine_core.model_config import ModelConfig, ModelConfigError, load_mode
 from ...engine_core.model_path import ModelNotFound, resolve_model
 from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.tensor_shapes import IGNORABLE
-from ...engine_core.train_spec import TrainSpec, refuse_train, serving_shape
+from ...engine_core.train_checks import refuse_train
+from ...engine_core.train_spec import TrainSpec, serving_shape
 from ..weights import Checkpoint, WeightsError
 from .batches import Mixture, Rows, RowSource, hold_out_windows, windows
+from .calibration import calibrate, write_sts
 from .card import model_card
 from .checkpoint import FILE, SavedRun
 from .dense import DenseTarget
 from .export import tensor_bytes, write_draft
 from .initial_draft import start_from
 from .on_policy import Generate, OwnRows, Say, own_rows
-from .recipe import RecipeRegistry, Setting
+from .recipe import Confident, RecipeRegistry, Setting
 from .registry import default_recipes
 from .run_folder import is_exported, make_folder, refuse_folders
 from .token_files import DataError, Tokens, read_split
@@ -124,9 +126,13 @@ def train_draft(
     size = tensor_bytes(exported.tensors)
 
     def write() -> None:
+        sts = None
+        if isinstance(recipe, Confident) and not outcome.interrupted:
+            sts = calibrate(recipe, held, spec.selection_rows, spec.batch_size, say)
         own_tokens = int(data.own.own.sum())
-        card = model_card(spec, exported, outcome, own_tokens, data.corpus.size)
+        card = model_card(spec, exported, outcome, own_tokens, data.corpus.size, sts)
         write_draft(output, exported, card, folder if spec.algorithm == "STANDALONE" else None)
+        write_sts(output, sts)
 
     world.lead_first(write, lambda: None)
     say(f"{output}: {size / 1e6:.2f} MB, {outcome.position.step} steps")

@@ -13,7 +13,7 @@ from .batches import Batch
 from .chain_loss import ChainLoss
 from .compiled import compiled
 from .dense import Weights, decoder_layer
-from .draft_layer import check_heads, learnt_matrix, learnt_norm
+from .draft_layer import check_heads, copy_leaves, learnt_matrix, learnt_norm
 from .export import draft_config
 from .losses import Wanted, agreement
 from .recipe import Exported, Setting, StepResult
@@ -95,6 +95,10 @@ class Standalone:
                 0,
             )
         return rms_norm(stream, cast["model.norm.weight"], model.rms_norm_eps), cast[_EMBED]
+
+    def adopt(self, tensors: dict[str, torch.Tensor]) -> None:
+        """See Recipe."""
+        copy_leaves(self.parameters, tensors)
 
     def export(self, dtype: torch.dtype) -> Exported:
         """An ordinary Qwen3 checkpoint."""

@@ -14,7 +14,7 @@ from .checkpoint import Position, SavedRun, save_checkpoint
 from .interruption import Interruption
 from .optimizer import Optimizer, rate_factor
 from .progress import Progress
-from .recipe import Recipe
+from .recipe import Recipe, StepResult
 from .world import World
 
 Clock = Callable[[], float]
@@ -105,7 +105,7 @@ class Trainer:
             found = self._recipe.agreement(batch)
             if counts is None:
                 counts = AgreementCounts(found.agree.shape[-1])
-            counts.add(found.agree, batch.own, found.origin)
+            counts.add(found.agree, batch.own, found.origin, found.drafted)
         assert counts is not None
         return counts.result()
 
@@ -126,12 +126,12 @@ class Trainer:
         window_tokens, window_begin = 0, begun
         while self._position.part(spec) < 1.0:
             batch = self._data.take(self._position.step, self._world.rank, self._world.size)
-            loss, agree, origin = self._step(batch)
+            found = self._step(batch)
             step = self._position.step + 1
             tokens += batch.ids.numel() * self._world.size
             window_tokens += batch.ids.numel() * self._world.size
             if start is None or step % 10 == 0:
-                _wait_for(loss)
+                _wait_for(found.loss)
             now = self._clock()
             start = now if start is None else start
             # The schedule and the end are by one clock, else parameters and steps would differ.
@@ -143,7 +143,7 @@ class Trainer:
             if step % spec.log_every == 0:
                 rate = window_tokens / max(1e-9, self._clock() - window_begin)
                 window_tokens, window_begin = 0, self._clock()
-                self._report(progress, loss, agree, batch, origin, rate)
+                self._report(progress, found, batch, rate)
             if step % spec.selection_every == 0:
                 measured = self.measure()
                 progress.say(describe(f"step {step}: selection", measured))
@@ -159,7 +159,7 @@ class Trainer:
         self._save()
         return tokens
 
-    def _step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _step(self, batch: Batch) -> StepResult:
         spec = self._spec
         for leaf in self._leaves.values():
             leaf.grad = None
@@ -178,21 +178,13 @@ class Trainer:
                     [leaf.detach() for leaf in self._leaves.values()],
                     1.0 - spec.ema,
                 )
-        return found.loss.detach(), found.agree, found.origin
+        return found._replace(loss=found.loss.detach())
 
-    def _report(
-        self,
-        progress: Progress,
-        loss: torch.Tensor,
-        agree: torch.Tensor,
-        batch: Batch,
-        origin: int,
-        rate: float,
-    ) -> None:
-        counts = AgreementCounts(agree.shape[-1])
-        counts.add(agree, batch.own, origin)
+    def _report(self, progress: Progress, step: StepResult, batch: Batch, rate: float) -> None:
+        counts = AgreementCounts(step.agree.shape[-1])
+        counts.add(step.agree, batch.own, step.origin, step.drafted)
         found = counts.result()
-        value = float(loss)
+        value = float(step.loss)
         shown = {
             "loss": f"{value:.3f}",
             "accept": "/".join(f"{one:.2f}" for one in found.per_step),

@@ -135,7 +135,7 @@ async def bench_offline(
         for b, s in zip(rounds["baseline"], rounds.get("speculative", []), strict=False)
     ]
     return OfflineReport(
-        simulated=config.simulate_accept_length is not None,
+        simulated=config.simulated,
         model=config.model,
         prompts=source,
         kind=kind,

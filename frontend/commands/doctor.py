@@ -9,9 +9,10 @@ import msgspec
 from ...engine_core.config import EngineConfig
 from ...engine_core.draft_checks import algorithm_of, check_draft
 from ...engine_core.draft_finding import Finding
+from ...engine_core.draft_folder import draft_folder
 from ...engine_core.draft_inspection import DraftInspection, decode_inspection, encode_line
 from ...engine_core.drafter_spec import find_drafter
-from ...engine_core.model_path import resolve_draft, resolve_model
+from ...engine_core.model_path import resolve_model
 from ...engine_core.refusal import Refused
 from ...engine_core.safetensors_header import HeaderError
 from ..child_answer import ask_child
@@ -26,6 +27,7 @@ from ..launch import describe_exit
 
 _DRAFT = "speculative_draft_model_path"
 _ABSENT = {
+    "simulate_survival": "would force what is to be measured; leave it out",
     "simulate_accept_length": "would force what is to be measured; leave it out",
     "skip_tokenizer_init": "the prompts are text, which needs the tokenizer; leave it out",
 }
@@ -190,14 +192,7 @@ def _sized(config: EngineConfig, prompts: int) -> EngineConfig:
 
 
 def _draft_folder(config: EngineConfig) -> str:
-    return str(
-        resolve_draft(
-            config.speculative_algorithm or "",
-            config.model,
-            config.speculative_draft_model_path,
-            config.speculative_draft_model_revision,
-        )
-    )
+    return str(draft_folder(config, config.speculative_algorithm or ""))
 
 
 def _name_algorithm(namespace: argparse.Namespace) -> None:

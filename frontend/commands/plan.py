@@ -16,7 +16,6 @@ from ...engine_core.model_config import ModelConfig, ModelConfigError, load_mode
 from ...engine_core.model_path import ModelNotFound, resolve_model
 from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.safetensors_header import HeaderError, tensor_dtypes
-from ...engine_core.spec_shape import corrected
 from ...engine_core.tensor_checks import check_draft_tensors, check_model_tensors
 from ..flags import UsageError, add_engine_flags, resolve_engine
 from ..json_file import JsonFile
@@ -142,6 +141,12 @@ def plan_table(plan: MemoryPlan) -> str:
     lines.append(f"{'KV a token':<26}{plan.kv_bytes_per_token:>10,} bytes")
     if plan.draft_kv_bytes_per_token:
         lines.append(f"{'draft KV a token':<26}{plan.draft_kv_bytes_per_token:>10,} bytes")
+    if plan.draft_window_pages:
+        lines.append(
+            f"{'draft KV, its window':<26}{plan.draft_kv_bytes / GIB:>10.3f} GiB  "
+            f"{plan.draft_window_pages:,} pages; as many as the target's would take "
+            f"{plan.full_draft_kv_bytes / GIB:.3f} GiB"
+        )
     return "\n".join(lines)
 
 
@@ -156,8 +161,7 @@ def _draft(config: EngineConfig, target: ModelConfig) -> DraftSource | None:
             check_draft_tensors(draft.folder, draft.config)
         except HeaderError as error:
             raise RefusedError(Refused("speculative_draft_model_path", str(error))) from None
-    note = None if draft is None else corrected(config, draft.shape)
-    if note is not None:
+    for note in () if draft is None else draft.notes:
         print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
     return draft
 

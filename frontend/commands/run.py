@@ -68,7 +68,7 @@ async def _run(
     from ..batch_run import BatchRun, BatchSummary
     from ..engine_handle import start_engine
 
-    simulated = config.simulate_accept_length is not None
+    simulated = config.simulated
     with open_output(target, simulated) as output:
         summary = BatchSummary(
             model=config.model,

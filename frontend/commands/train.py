@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from ...engine_core.train_spec import TrainSpec, refuse_train
+from ...engine_core.train_checks import refuse_train
+from ...engine_core.train_spec import TrainSpec
 from ..flags import UsageError
 from ..train_flags import FLAGS, GROUPS, Flag
 

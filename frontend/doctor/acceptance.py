@@ -21,12 +21,22 @@ _WRONG = {
     "target",
     "EAGLE": "features and tokens not shifted by one, fc fed the other way round, another "
     "tokenizer, or another target",
+    "DFLASH": "wrong layers captured (target_layer_ids counts outputs, from 0), another mask "
+    "token, rows trained to stand for the next token (that is DSPARK's), another tokenizer, or "
+    "another target",
+    "DSPARK": "wrong layers captured (target_layer_ids counts outputs, from 0), another mask "
+    "token, sample_from_anchor the other way round, another tokenizer, or another target",
     "STANDALONE": "another tokenizer, or weights that do not belong to this config.json",
 }
 _SELF = (
     "the first position, which sees the target, is right and what the draft feeds itself is not: "
     "its recurrent hidden state is taken on the wrong side of a norm (try norm_output of its "
     "config.json the other way round), or it was trained for one step only"
+)
+_BLOCK = (
+    "the first position, which the bonus token stands before, is right and those behind it are "
+    "not: another mask token, layers that look ahead in the block or do not (layer_types, "
+    "is_causal), or another Markov head"
 )
 
 
@@ -137,8 +147,9 @@ def _judge(run: Run, rates: list[float]) -> Finding:
         return _near_zero(run, shown)
     if len(rates) > 1 and run.has_model:
         if rates[1] < _COLLAPSE * first:
+            causes = _BLOCK if run.algorithm in ("DFLASH", "DSPARK") else _SELF
             return Finding(
-                _CHECK, "warning", f"collapses behind the first position: {shown}", _SELF
+                _CHECK, "warning", f"collapses behind the first position: {shown}", causes
             )
         if rates[1] > _LATE * first:
             return Finding(

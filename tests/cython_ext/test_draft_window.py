@@ -5,6 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from outrider.cython_ext.draft_window import DraftWindowSlotMap
+from outrider.cython_ext.page_allocator import PageAllocator
+from outrider.cython_ext.request_table import RequestTable
 
 
 def int32(*values: int) -> NDArray[np.int32]:
@@ -350,3 +352,67 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="unknown kind of damage 'nothing'"):
         damageable().corrupt_for_test("nothing")
     window.check()
+
+
+def test_changes_are_told_once() -> None:
+    window = make()
+    pages = int32(7, 3, 9)
+    window.attach(0, 0, pages)
+    window.ensure(0, 0, 10, pages)
+    changed, drafts = window.take_changes()
+    assert sorted(changed.tolist()) == [3, 7, 9]
+    assert window.table[changed].tolist() == drafts.tolist()
+    assert not any(map(len, window.take_changes()))
+    window.ensure(0, 10, 12, pages)
+    assert not any(map(len, window.take_changes()))
+    window.release(0)
+    window.attach(1, 0, pages)
+    window.ensure(1, 0, 1, pages)
+    changed, drafts = window.take_changes()
+    assert dict(zip(changed.tolist(), (drafts > 0).tolist(), strict=True)) == {
+        3: False, 7: True, 9: False,
+    }  # fmt: skip
+    window.reset()
+    changed, drafts = window.take_changes()
+    assert (changed.tolist(), drafts.tolist()) == ([7], [0])
+
+
+def test_verify_rows_are_ensured_together() -> None:
+    """As slide and ensure, row by row, from where the row begins at least to where it may end."""
+    one, two, width = make(pool_pages=40, window=6), make(pool_pages=40, window=6), 3
+    table, allocator = RequestTable(4, 4), PageAllocator(40)
+    for slot, length in ((0, 9), (1, 2), (2, 14)):
+        pages = allocator.alloc(4)
+        assert pages is not None
+        table.open(slot, length, 60, pages, 0, True, True)
+        for window in (one, two):
+            window.attach(slot, 0, pages)
+            window.slide(slot, length)
+            window.ensure(slot, 0, length, pages)
+        table.plan_chunk(slot, length, 1, 1)
+    lengths = {0: 9, 1: 2, 2: 14}
+    slots, caps = int32(0, 2, 1), int32(width, 1, width)
+    ahead = 0  # tokens that the row in flight may emit, less the one that it surely does
+    for step in range(2, 7):
+        for window in (one, two):
+            window.begin_step(step)
+        rows = table.plan_decode(step, slots, caps, allocator)
+        assert np.frombuffer(rows.q_caps, np.int32).tolist() == caps.tolist()
+        assert one.ensure_verify(table, slots, caps) == (4, 0)
+        for slot, cap in zip(slots.tolist(), caps.tolist(), strict=True):
+            two.slide(slot, lengths[slot])
+            end = lengths[slot] + (ahead and cap - 1) + cap
+            two.ensure(slot, lengths[slot], end, table.pages(slot))
+        assert [s[:3] for s in map(one.state, range(3))] == [
+            s[:3] for s in map(two.state, range(3))
+        ]
+        assert (one.table > 0).tolist() == (two.table > 0).tolist()
+        one.check()
+        for slot in lengths:  # the row before this one is in
+            table.settle(slot, 1, step - 1)
+            lengths[slot] += 1
+        ahead = 1
+    with pytest.raises(ValueError, match="2 caps for 3 slots"):
+        one.ensure_verify(table, slots, int32(1, 1))
+    with pytest.raises(ValueError, match="slot 3 is not open"):
+        one.ensure_verify(table, int32(3), int32(1))

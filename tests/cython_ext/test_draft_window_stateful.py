@@ -69,6 +69,7 @@ class WindowMachine(RuleBasedStateMachine):
         pages = pool or draft_pool_pages(SLOTS, window, page_size, self.width, overlap)
         shape = (TARGET_PAGES, pages, page_size, window, SLOTS)
         self.real, self.model = DraftWindowSlotMap(*shape), DraftWindowModel(*shape)
+        self.told = np.zeros(TARGET_PAGES + 1, np.int32)  # as a device knows the table
         self.free = list(range(1, TARGET_PAGES + 1))
         self.holders: Counter[int] = Counter()
         self.handed_out: Counter[int] = Counter()
@@ -436,6 +437,10 @@ class WindowMachine(RuleBasedStateMachine):
     def same(self) -> None:
         self.real.check()
         assert self.real.table.tolist() == self.model.table()
+        pages, drafts = self.real.take_changes()
+        assert len(set(pages.tolist())) == len(pages)
+        self.told[pages] = drafts
+        assert self.told.tolist() == self.real.table.tolist()
         stats = self.real.stats()
         assert tuple(stats) == self.model.stats()
         taken = stats.live_pages + stats.deferred_pages

@@ -87,7 +87,7 @@ class Drawn:
             between = [found[self.leading]] * self.gap
             return padded([*found[:cut], *between, *found[cut:]], room, rest)
 
-        rows, tokens, updates, entries = shape
+        rows, tokens, updates, entries, _ = shape
         entered = self.entries if self.entries is not None else np.zeros((0, 3), np.int32)
         return {
             "slots": apart(self.slots, rows, 99),
@@ -125,8 +125,8 @@ def test_fields_hold_the_step_and_padding_within_and_behind(
     drawn.fill(block, shape)
     edges = field_edges(shape).tolist()
     parts = [block[a:b].tolist() for a, b in itertools.pairwise(edges)]
-    assert dict(zip(StagingViews._fields, parts, strict=True)) == drawn.expected(shape)
-    assert block[edges[-1] :].tolist() == [-5] * 3
+    assert dict(zip(StagingViews._fields[:16], parts, strict=True)) == drawn.expected(shape)
+    assert block[edges[-1] :].tolist() == [-5] * (3 + shape.rows + 1)
 
 
 SHAPE = StagingShape(2, 3, 1, 1)
@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_refused(changed: dict[str, Any], says: str) -> Non
 
 
 def test_a_block_or_edges_of_another_shape_are_refused() -> None:
-    drawn, size = Drawn((2, 3, 2, 1, 1), True), sum(field_lengths(SHAPE))
+    drawn, size = Drawn((2, 3, 2, 1, 1), True), int(field_edges(SHAPE)[-1])
     with pytest.raises(ValueError, match="does not hold its 16 fields"):
         drawn.fill(np.zeros(size - 1, dtype=np.int32), SHAPE)
     with pytest.raises(ValueError, match="ids: 3 are needed, 3 given and room for 2"):

@@ -128,3 +128,49 @@ def test_short_arrays_are_named() -> None:
             int32([3]), int32([0]), int32([1]), int32([0, 1]), int32([0, 1]), int32([4]),
             int32([0, 0]), int32([0, 0]), int32([0, 0]),
         )  # fmt: skip
+
+
+@given(row_lists(), st.booleans(), st.data())
+def test_rows_emit_no_more_than_they_may(rows: Rows, tree: bool, data: st.DataObject) -> None:
+    """The path without a limit, cut; an unusable target beyond the limit only ends it."""
+    rows = [row for row in rows if row[0]]
+    if not rows:
+        return
+    if not tree:
+        rows = [
+            (t, [n - 1 for n in range(len(t))], targets, extra) for t, _, targets, extra in rows
+        ]
+    limits = [data.draw(st.integers(1, 4)) for _ in rows]
+    ids, parents, targets, cu_q, node_cu = [], [], [], [0], [0]
+    for tokens, row_parents, row_targets, _ in rows:
+        ids += tokens
+        parents += row_parents
+        targets += row_targets
+        cu_q.append(len(ids))
+        node_cu.append(len(ids))
+    count, size = len(rows), len(ids)
+    lens, accept_cu = np.zeros(count, np.int32), np.zeros(count + 1, np.int32)
+    idx, emitted, trimmed = np.zeros(size, np.int32), np.zeros(size, np.int32), int32([-1] * count)
+    walk(
+        np.array(ids, np.int64), int32(parents) if tree else None, int32(cu_q), int32(node_cu),
+        np.array(targets, np.int64), lens, accept_cu, idx, emitted, int32(limits), trimmed,
+    )  # fmt: skip
+    for row, (tokens, row_parents, row_targets, _) in enumerate(rows):
+        path = accept(tokens, row_parents, row_targets)
+        if not path:
+            usable = accept(tokens, row_parents, [9 if t < 0 else t for t in row_targets])
+            path = usable[:-1] if len(usable) > limits[row] else []
+        kept = path[: limits[row]]
+        begin, end = accept_cu[row], accept_cu[row + 1]
+        assert idx[begin:end].tolist() == kept
+        assert emitted[begin:end].tolist() == [row_targets[node] for node in kept]
+        assert lens[row] == len(kept)
+        assert trimmed[row] == len(path) - len(kept)
+        event("trimmed" if trimmed[row] else "whole")
+
+
+def test_a_limit_comes_with_room_for_what_it_takes() -> None:
+    one, lens, cu, nodes, out = np.zeros(1, np.int64), *(int32([0] * 4) for _ in range(4))
+    edges = int32([0, 1])
+    with pytest.raises(ValueError, match="most comes with trimmed_out"):
+        walk(one, None, edges, edges, one, lens, cu, nodes, out, int32([1]))

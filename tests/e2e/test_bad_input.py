@@ -77,7 +77,7 @@ FLAGS: list[tuple[list[str], str, str]] = [
     (
         ["--speculative-algorithm", "MAGIC"],
         "speculative_algorithm",
-        "choose one of EAGLE, ",
+        "choose one of DFLASH, ",
     ),
     (["--speculative-algorithm", ""], "speculative_algorithm", "must not be empty"),
     (["--speculative-algorithm", "none"], "speculative_algorithm", "leave it out"),

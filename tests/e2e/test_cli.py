@@ -61,6 +61,17 @@ def test_seeded_sampling_repeats_and_standard_input_is_a_prompt() -> None:
     assert first.stdout == second.stdout
 
 
+def test_a_trace_of_a_drafter_on_the_device_replays(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    args = ["--prompt", REPEAT, "--max-new-tokens", "16", "--temperature", "0"]
+    eagle = ["--speculative-algorithm", "EAGLE3"]
+    recorded = outrider("generate", *FAST, *eagle, *args, env={"OUTRIDER_TRACE": str(trace)})
+    assert recorded.returncode == 0, recorded.stderr
+    replayed = outrider("replay", str(trace))
+    assert replayed.returncode == 0, replayed.stderr + replayed.stdout
+    assert replayed.stdout.count("all the same") == 2
+
+
 def test_a_trace_replays_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     args = ["--prompt", REPEAT, "--max-new-tokens", "24", "--temperature", "0"]

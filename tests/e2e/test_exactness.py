@@ -6,6 +6,10 @@ import exactness
 import exactness_gpu
 import pytest
 
+from outrider.engine_core.config import refuse_config
+from outrider.engine_core.refusal import Refused
+from outrider.engine_core.sps_table import AdditiveTable, read_sps
+
 
 @pytest.fixture(scope="module")
 def prompts() -> list[exactness.Prompt]:
@@ -82,9 +86,29 @@ def test_every_part_compares_with_plain_decoding_at_both_batches(few: bool) -> N
         cases = exactness_gpu.chosen_cases([part], few, "cuda")
         assert cases[:2] == [exactness_gpu.PLAIN, exactness_gpu.WIDE]
         assert len(set(cases)) == len(cases)
-    drafts = exactness_gpu.chosen_cases(["drafts"], few, "cuda")
-    wanted = {some for some in exactness.speculations() if some is not None and some.shape}
+    drafts = exactness_gpu.chosen_cases(["drafts", "blocks"], few, "cuda")
+    wanted = {some for some in exactness.speculations() if some not in (None, exactness_gpu.NGRAM)}
     assert wanted <= {case.speculation for case in drafts}
     sources = {case.source for case in exactness_gpu.chosen_cases(["ngram"], few, "cuda")}
     assert sources == {"cpu", "gpu", "both"}
     assert {c.source for c in exactness_gpu.chosen_cases(["ngram"], few, "cpu")} == {"cpu"}
+
+
+def test_block_drafts_take_part_once_they_are_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exactness, "embedded", lambda algorithm: True)
+    names = [some.name for some in exactness.speculations() if some is not None]
+    wanted = ["DFLASH", "DSPARK", "DSPARK-cap-accept", "DSPARK-compact"]
+    assert names[-4:] == wanted
+    cases = exactness_gpu.chosen_cases(["blocks"], False, "cuda")
+    assert {c.speculation.name for c in cases if c.speculation} == set(wanted)
+    few = exactness_gpu.chosen_cases(["blocks"], True, "cuda")
+    assert [c.speculation.name for c in few if c.speculation] == wanted
+    for case in few[2:]:
+        config = exactness_gpu.engine_config(case, "cuda", "bfloat16")
+        assert not isinstance(refuse_config(config), Refused)
+    assert isinstance(read_sps(str(exactness.DEAR)), AdditiveTable)
+
+
+def test_a_draft_that_is_not_there_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exactness, "embedded", lambda algorithm: False)
+    assert [some and some.name for some in exactness.speculations()] == [None, "NGRAM"]

@@ -38,7 +38,7 @@ CHAIN, TREE = SpecShape(3, 1, 4), SpecShape(3, 4, 8)
 
 def chain_trees(context: DrafterContext) -> EagleDrafter | StandaloneDrafter:
     """Drafters that draft chains through the code of trees."""
-    assert context.draft is not None
+    assert isinstance(context.draft, LoadedDraft)
     if context.draft.net.config.algorithm == "STANDALONE":
         return StandaloneDrafter(context, context.draft, trees=True)
     return EagleDrafter(context, context.draft, trees=True)
@@ -46,7 +46,7 @@ def chain_trees(context: DrafterContext) -> EagleDrafter | StandaloneDrafter:
 
 def chain_passes(context: DrafterContext) -> EagleDrafter | StandaloneDrafter:
     """Drafters that run their nets pass by pass, whatever these can do at once."""
-    assert context.draft is not None
+    assert isinstance(context.draft, LoadedDraft)
     if context.draft.net.config.algorithm == "STANDALONE":
         return StandaloneDrafter(context, context.draft)
     drafter = EagleDrafter(context, context.draft)
@@ -132,7 +132,9 @@ def draft_core(
             resolved = msgspec.structs.replace(resolved, drafter=drafter)
         worker.prepare(resolved)
         made = assemble(resolved, worker, StepTimes([1, 64], [1e-3, 2e-3]), None, None)
-        yield DraftCore(made.core, worker, worker._runner, site.whole, worker._draft)
+        draft = worker._draft
+        assert draft is None or isinstance(draft, LoadedDraft)
+        yield DraftCore(made.core, worker, worker._runner, site.whole, draft)
     finally:
         worker.shutdown()
 

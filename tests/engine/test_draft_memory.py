@@ -10,13 +10,16 @@ from safetensors.torch import load_file, save_file
 from outrider.engine.build import build_worker
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import load_model
+from outrider.engine.models.cpu_draft import NativeDraft
 from outrider.engine.models.draft_loader import load_draft
 from outrider.engine.rank_worker import find_site, load_rank
 from outrider.engine_core.config import EngineConfig, refuse_config
 from outrider.engine_core.device_config import Placement
 from outrider.engine_core.draft_config import SpecShape
+from outrider.engine_core.draft_memory import draft_parts
 from outrider.engine_core.draft_sizes import draft_sizes, refuse_quantization
 from outrider.engine_core.draft_source import DraftSource, find_draft
+from outrider.engine_core.memory_parts import StepSize
 from outrider.engine_core.memory_plan import MemoryPlan, memory_parts, plan_memory
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.refusal import RefusedError
@@ -90,7 +93,7 @@ def test_a_map_of_hot_tokens_copies_their_rows(target: Path, tmp_path: Path) -> 
     folder = drafts.write_eagle(tmp_path / "eagle", target)
     config = config_of(target, "EAGLE", folder, speculative_token_map=str(tmp_path / "map.json"))
     loaded = load_rank(find_site(config))
-    assert loaded.draft is not None
+    assert isinstance(loaded.draft, NativeDraft)
     assert loaded.draft.token_ids is not None
     assert loaded.draft.token_ids.tolist() == [9, 1, 63]
     plain = load_rank(find_site(config_of(target, "EAGLE", folder)))
@@ -264,3 +267,26 @@ def test_the_drafts_part_comes_out_of_the_pool() -> None:
     weights = plan.weight_bytes + plan.draft_weight_bytes
     page = 16 * (147_456 + 4096)
     assert 0 <= budget - weights - plan.kv_bytes < page
+
+
+def test_logits_kept_for_rejection_sampling_are_planned(target: Path, tmp_path: Path) -> None:
+    """Of every draft until acceptance, and of EAGLE's slots what the head reads."""
+    folder = drafts.write_eagle3(tmp_path / "eagle3", target, draft_vocab=40)
+    shape: dict[str, Any] = {"speculative_num_steps": 3, "max_running_requests": 5}
+    plain = find_site(config_of(target, "EAGLE3", folder, **shape))
+    drawn = find_site(
+        config_of(target, "EAGLE3", folder, speculative_use_rejection_sampling=True, **shape)
+    )
+    least = 5 * 3 * 40 * 4
+    assert drawn.plan.draft_activation_bytes - plain.plan.draft_activation_bytes >= least
+    assert drawn.plan.state_bytes - plain.plan.state_bytes == 11 * 16 * 4
+    source = drawn.draft
+    assert source is not None
+    size, context = StepSize(64, 20), 100
+    parts = [
+        draft_parts(site.config, source, site.whole, size, context, ON_CUDA)
+        for site in (plain, drawn)
+    ]
+    kept = 5 * 3 * 40 * 2 + 5 * 40 * 4
+    assert parts[1].activation_bytes - parts[0].activation_bytes == kept
+    assert parts[1].graph_bytes > parts[0].graph_bytes

@@ -12,6 +12,7 @@ from outrider.engine_core.draft_finding import Finding
 from outrider.engine_core.draft_inspection import DraftInspection
 from outrider.engine_core.refusal import RefusedError
 
+from .block_checkpoints import write_block
 from .draft_checkpoints import Tensors, token_map, write_eagle, write_eagle3, write_standalone
 from .tiny import write_checkpoint
 
@@ -113,3 +114,19 @@ def test_what_cannot_be_used_is_refused(target: Path, tmp_path: Path) -> None:
     draft = write_eagle3(tmp_path / "a", target)
     with pytest.raises(RefusedError, match="context"):
         look(target, draft, "EAGLE3", context_length=100_000)
+
+
+def test_block_drafts(target: Path, tmp_path: Path) -> None:
+    whole = look(target, write_block(tmp_path / "a", target, "DSPARK"), "DSPARK")
+    assert (whole.findings[0].check, whole.findings[0].level) == ("weights", "ok")
+    assert whole.draft_tokens is None
+    nan = torch.full((16,), torch.nan)
+    draft = write_block(tmp_path / "b", target)
+    change(
+        draft, ("fc.weight", "layers.1.mlp.up_proj.weight"), norm__weight=nan, d2t=nan[:4].clone()
+    )
+    weights = [f for f in look(target, draft, "DFLASH").findings if f.check == "weights"]
+    assert [finding.level for finding in weights] == ["failed", "failed"]
+    for words in ("model.fc.weight", "layers.1.mlp.up_proj", "'d2t'"):
+        assert words in weights[0].found
+    assert "NaN or infinity in model.norm.weight" in weights[1].found

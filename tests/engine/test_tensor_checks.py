@@ -2,12 +2,15 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from outrider.engine.models.block_checkpoint import read_block_weights
 from outrider.engine.models.draft_loader import read_weights
 from outrider.engine.models.loader import load_model
 from outrider.engine.weights import WeightsError
@@ -17,6 +20,7 @@ from outrider.engine_core.model_config import ModelConfig, load_model_config
 from outrider.engine_core.safetensors_header import HeaderError
 from outrider.engine_core.tensor_checks import check_draft_tensors, check_model_tensors
 
+from .block_checkpoints import BLOCKS
 from .checkpoints import KINDS, save
 from .draft_checkpoints import DRAFTS
 from .tiny import write_checkpoint
@@ -117,6 +121,26 @@ def test_drafts(tmp_path: Path, target: Path, kind: str) -> None:
 
     _, refused = compare(tmp_path, loads, lambda: check_draft_tensors(tmp_path, config), len(kind))
     assert refused > 4
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_block_drafts(tmp_path: Path, target: Path, kind: str) -> None:
+    made = BLOCKS[kind]
+    for asked in (False, True):  # whether the confidence head is read
+        made.write(tmp_path, target)
+        config = load_draft_config(tmp_path, load_model_config(target), made.algorithm)
+        assert config.block is not None
+        if asked and (not config.block.confidence or kind == "dspark-no-confidence"):
+            return
+        block = msgspec.structs.replace(config.block, confidence=asked)
+        config = msgspec.structs.replace(config, block=block)
+        _, refused = compare(
+            tmp_path,
+            partial(read_block_weights, tmp_path, config),
+            partial(check_draft_tensors, tmp_path, config),
+            len(kind) + asked,
+        )
+        assert refused > 4
 
 
 def test_a_tied_head_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ import pytest
 from outrider.engine_core import checks
 from outrider.engine_core.checks import InvariantBroken, check_all
 from outrider.engine_core.core import EngineCore
+from outrider.engine_core.draft_window import WindowPool
 from outrider.engine_core.ids import RequestId, SlotId
 from outrider.engine_core.request import Running
 from outrider.engine_core.scheduler import Scheduler
+from outrider.engine_core.window_steps import WindowSteps
 
 from .core_fixtures import make_core, request
 from .fake_worker import FakeWorker
@@ -135,6 +137,10 @@ def skip_step(s: Scheduler) -> None:
     s.done_step -= 1
 
 
+def lose_windows(s: Scheduler) -> None:
+    s.windows = WindowSteps(WindowPool(8, 9), s.cache.total, s.cache.page_size, 5)
+
+
 @pytest.mark.parametrize(
     ("checker", "damage"),
     [
@@ -165,6 +171,7 @@ def skip_step(s: Scheduler) -> None:
         (checks.pages_cover, corrupt_column("held")),
         (checks.flights_consistent, lose_flight),
         (checks.flights_consistent, skip_step),
+        (checks.draft_windows, lose_windows),
     ],
 )
 def test_checker_notices(

@@ -34,6 +34,7 @@ def test_placement(fields: dict[str, object], has_cuda: bool, expected: Placemen
 
 
 NGRAM = {"speculative_algorithm": "NGRAM"}
+DSPARK = {"speculative_algorithm": "DSPARK"}
 TREE = {
     "speculative_algorithm": "EAGLE3",
     "speculative_num_steps": 3,
@@ -100,6 +101,19 @@ def test_an_unknown_checkpoint_type_needs_a_dtype() -> None:
     ("fields", "field"),
     [
         ({"simulate_accept_length": 2.0}, "simulate_accept_length"),
+        ({"simulate_survival": 0.8}, "simulate_survival"),
+        ({"simulate_survival": 0.8, **NGRAM}, "simulate_survival"),
+        ({"simulate_survival": 1.0, **DSPARK}, "simulate_survival"),
+        ({"simulate_survival": float("nan"), **DSPARK}, "simulate_survival"),
+        ({"simulate_survival": 0.8, "simulate_accept_length": 2.0, **DSPARK}, "simulate_survival"),
+        (
+            {
+                "simulate_survival": 0.8,
+                "speculative_ragged_verify_mode": "cap-accept",
+                **DSPARK,
+            },
+            "simulate_survival",
+        ),
         ({"simulate_accept_length": 0.5, **NGRAM}, "simulate_accept_length"),
         ({"simulate_accept_length": float("nan"), **NGRAM}, "simulate_accept_length"),
         ({"simulate_accept_length": 12.5, **NGRAM}, "simulate_accept_length"),

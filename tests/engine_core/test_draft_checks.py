@@ -15,6 +15,7 @@ from outrider.engine_core.model_path import ModelNotFound
 from outrider.engine_core.refusal import RefusedError
 from outrider.engine_core.tokenizer_match import match_tokenizers
 
+from ..engine.block_checkpoints import write_block
 from ..engine.draft_checkpoints import write_eagle, write_eagle3, write_standalone
 from ..engine.tiny import write_checkpoint
 
@@ -213,3 +214,30 @@ def test_a_tokenizer_that_is_absent_or_damaged(tmp_path: Path) -> None:
     assert match_tokenizers(empty, own, drafts_text=True).level == "warning"
     (empty / "tokenizer.json").write_text("{")
     assert "cannot be read" in match_tokenizers(own, empty, drafts_text=True).found
+
+
+def test_block_drafts(target: Path, tmp_path: Path) -> None:
+    folder = write_block(tmp_path / "a", target, layer_ids=(2, 0))
+    found = check(target, folder, "DFLASH")
+    assert {finding.level for finding in found.values()} == {"ok"}
+    assert found["captured layers"].found == "outputs of layers 0, 2, of 4 counted from 0"
+    assert found["block"].found == (
+        "4 rows of which 3 draft, each the token at its own position; mask token 39"
+    )
+    assert "3 steps of topk 1; a row verifies 4 nodes" in found["shape"].found
+    folder = write_block(tmp_path / "b", target, "DSPARK", markov="rnn", num_target_layers=9)
+    found = check(target, folder, "DSPARK")
+    assert found["block"].level == "warning"
+    assert "each the next token; mask token 39, a rnn Markov head" in found["block"].found
+    assert "trained for a target of 9 layers" in found["block"].found
+    wrong = edit(folder, target_layer_ids=[4])
+    assert check(target, wrong, "DSPARK")["captured layers"].level == "failed"
+    assert check(target, edit(wrong, mask_token_id=None), "DSPARK")["captured layers"].remedy
+    unknown = check(target, edit(wrong, target_layer_ids=[1, 2, 3]), "DSPARK")["block"]
+    assert (unknown.level, "write the id" in unknown.remedy) == ("failed", True)
+
+
+def test_a_block_drafts_tensors_say_what_it_is(target: Path, tmp_path: Path) -> None:
+    assert algorithm_of(write_block(tmp_path / "a", target)) == "DFLASH"
+    prefixed = write_block(tmp_path / "b", target, "DSPARK", exporter="prefixed")
+    assert algorithm_of(prefixed) == "DSPARK"

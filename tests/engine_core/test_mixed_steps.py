@@ -94,8 +94,9 @@ def test_the_allocators_model_is_what_two_h200s_took() -> None:
     _, report = read_measured()
     stages = {stage.stage: stage for stage in report.stages}
     grown = stages["serving"].peak_reserved_bytes - stages["ready"].reserved_bytes
-    # Of 64 prompts, 16 a step, those that are done decode beside the next.
-    pool = after_steps(HALF, [512, 4096, 8192, 8208, 8224, 8240, 64])
+    # 8, 32 and 64 prompts, up to 16 a step: those that are done decode beside the next. A single
+    # prompt and decode steps replay graphs.
+    pool = after_steps(HALF, [4096, 8192, 8208, 8192, 8208, 8224, 8240])
     assert pool.held == pytest.approx(grown, rel=0.05)
 
 

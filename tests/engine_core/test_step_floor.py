@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from outrider.engine_core.draft_config import DraftConfig, SpecShape
+from outrider.engine_core.draft_config import DraftConfig, MarkovConfig, SpecShape
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.round_floor import draft_work
@@ -126,3 +126,21 @@ def test_floor_of_the_other_rounds() -> None:
 def test_a_round_is_a_verify_step_and_its_drafts() -> None:
     whole = StepWork(10, 20, 30).with_drafts(StepWork(1, 2, 3))
     assert whole == StepWork(11, 22, 33)
+
+
+def test_floor_of_a_block_round() -> None:
+    draft = load_draft_config(CONFIGS / "qwen3-8b-dflash", QWEN, "DFLASH")
+    assert draft.block is not None
+    work = draft_work(draft, SpecShape(15, 1, 16), "bfloat16", rows=2, length=100)
+    # A layer as the target's; keys and values once more for the verified tokens; fc of five layers.
+    kv = 5 * 2 * 1024 * 4096
+    layers = 5 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 12288)
+    head, fc = 151_936 * 4096, 5 * 4096 * 4096
+    assert work.weight_bytes == 2 * (layers + kv + head + fc)
+    assert work.kv_bytes == 2 * 100 * 5 * 2 * 1024 * 2
+    assert work.operations == 2 * (32 * (layers + kv + fc) + 30 * head)
+    block = msgspec.structs.replace(draft.block, first_row=0, markov=MarkovConfig("vanilla", 256))
+    dspark = msgspec.structs.replace(draft, algorithm="DSPARK", block=block)
+    more = draft_work(dspark, SpecShape(15, 1, 16), "bfloat16", rows=2, length=100)
+    assert more.weight_bytes - work.weight_bytes == 2 * 15 * 151_936 * 256
+    assert more.operations == work.operations + 2 * (30 * 151_936 * 256 - 2 * layers)

@@ -42,6 +42,15 @@ def judge(rates: Sequence[float], algorithm: str = "EAGLE3", **fields: Any) -> l
     return list(diagnose(run._replace(**fields)))
 
 
+@pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK"])
+def test_what_is_wrong_with_a_block_draft(algorithm: str) -> None:
+    [finding] = judge([0.01, 0.5], algorithm)
+    assert (finding.level, "another mask token" in finding.remedy) == ("failed", True)
+    [finding] = judge([0.80, 0.20, 0.30], algorithm)
+    assert "layers that look ahead in the block" in finding.remedy
+    assert "recurrent" not in finding.remedy
+
+
 @pytest.mark.parametrize(
     ("rates", "level", "words"),
     [

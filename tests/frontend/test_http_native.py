@@ -22,6 +22,7 @@ META_KEYS = {
     "spec_accept_length",
     "spec_accept_rate",
     "spec_verify_ct",
+    "spec_verify_length",
     "spec_num_correct_drafts",
     "spec_num_proposed_drafts",
     "spec_correct_drafts_histogram",

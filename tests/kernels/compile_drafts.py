@@ -12,6 +12,7 @@ from triton.compiler import ASTSource
 
 from outrider.kernels import (
     add_rms_norm_gpu,
+    block_layout_gpu,
     draft_candidates_gpu,
     draft_extend_gpu,
     draft_input_gpu,
@@ -20,9 +21,15 @@ from outrider.kernels import (
     draft_state_gpu,
     draft_tree_gpu,
     embedding_gpu,
+    greedy_argmax_gpu,
+    inject_kv_gpu,
+    markov_latent_gpu,
     paged_attention_gpu,
+    rejection_sample_gpu,
     rms_norm_gpu,
+    simulate_survival_gpu,
     verify_lens_gpu,
+    window_layout_gpu,
 )
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -67,6 +74,56 @@ def main() -> None:
         compile_one(draft_layout_gpu._lay_out, places, **sizes)
         compile_one(draft_layout_gpu._lay_out, places, rows=1, each=1, level_width=1, **sizes)
 
+    blocks = {
+        "i": "slots caps seq_lens page_table cu_q kv_lens accept_lens tokens",
+        "l": "bonus ids positions kv_slots first places",
+    }
+    sizes = {"PAGE_SIZE": 16, "DRAFTS": 7, "NODES": 8, "ROWS": 16, "PADDING": 64, "PDL": True}
+    layout = {**blocks, "i": blocks["i"].removesuffix(" tokens")}  # there they are a number
+    for fixed in ({}, {"rows": 1, "first_row": 1, "ROWS": 1}):
+        compile_one(block_layout_gpu._block_layout, layout, **{**sizes, **fixed})
+    compile_one(block_layout_gpu._keep_newest, blocks, BLOCK=16, PDL=True)
+
+    views = {
+        "i": "table lows pages drafts count slots row_lows caps seq_lens starts block_caps cu_q "
+        "page_table kv_lens",
+        "l": "positions kv_slots places out",
+    }
+    compile_one(window_layout_gpu._apply_window, views, BLOCK=256)
+    compile_one(window_layout_gpu._apply_window, views, BLOCK=256, rows=1)
+    laid = {"PAGE_SIZE": 16, "NODES": 16, "COLUMNS": 256, "PADDING": 64, "PDL": True}
+    ones = {"rows": 1, "view": 1, "columns": 1, "table_stride": 1, "COLUMNS": 1, "PAGE_SIZE": 1}
+    for fixed in ({}, ones):
+        compile_one(window_layout_gpu._window_layout, views, **{**laid, **fixed})
+    sizes = {"PAGE_SIZE": 16, "BLOCK": 128, "PDL": True}
+    for fixed in ({}, {"rows": 1, "window": 1, "BLOCK": 1, "PAGE_SIZE": 1}):
+        compile_one(window_layout_gpu._window_starts, views, **{**sizes, **fixed})
+    for fixed in ({}, {"tokens": 1, "PAGE_SIZE": 1}):
+        compile_one(window_layout_gpu._draft_slots, views, **{**sizes, **fixed})
+
+    injected = {
+        "h": "kv bias k_norms cache",
+        "f": "cos sin",
+        "l": "positions kv_slots",
+        "e": "eps",
+    }
+    sizes = {
+        "LAYERS": 5, "KV_HEADS": 8, "HALF": 64, "HALF_BLOCK": 64, "HEAD_BLOCK": 4, "PDL": True,
+    }  # fmt: skip
+    for absent in ((), ("bias",), ("bias", "k_norms")):
+        compile_one(inject_kv_gpu._inject_kv, injected, **sizes, **dict.fromkeys(absent))
+
+    heads = {"h": "gate embedded out joint state"}
+    for kernel in (markov_latent_gpu._gated_latent, markov_latent_gpu._rnn_latent):
+        compile_one(kernel, heads, BLOCK=256, PDL=True)
+
+    chosen = {"h": "logits addend", "f": "best", "i": "best_id"}
+    sizes = {"CHUNK": 2048, "BLOCK": 1024, "PDL": True}
+    kernel = greedy_argmax_gpu._chunk_best
+    compile_one(kernel, chosen, DRAFT=True, **sizes)
+    for draft in (False, True):
+        compile_one(kernel, chosen, DRAFT=draft, addend=None, **sizes)
+
     nodes = {"i": "cu_q caps tokens parents proposed depths", "l": "drafts candidates beams"}
     nodes["f"] = "scores"
     compile_one(draft_nodes_gpu._write_chains, nodes, LANES=32, PDL=True)
@@ -79,6 +136,11 @@ def main() -> None:
     compile_one(verify_lens_gpu._allocate, shared, **sizes)
     sizes = {"LIMIT": 1, "DEPTHS": 1, "BLOCK": 1, "PDL": False, "rows": 1, "stride": 1}
     compile_one(verify_lens_gpu._allocate, shared, **sizes)
+
+    made_up = {"i": "slots seq_lens lens", "f": "logits", "e": "root"}
+    for drafts, padded in ((1, 1), (7, 8)):
+        kernel = simulate_survival_gpu._survival_kernel
+        compile_one(kernel, made_up, DRAFTS=drafts, PADDED=padded)
 
     grown = {"f": "chances reach scores", "l": "successors candidates beams ids bits parents"}
     for width, last in ((1, False), (4, False), (4, True)):
@@ -96,6 +158,18 @@ def main() -> None:
     no_probs: dict[str, None] = {"probs_from": None, "probs_to": None}
     compile_one(draft_state_gpu._move, moved, TAKE=True, select=None, **no_probs, **sizes)
     compile_one(draft_state_gpu._move, moved, TAKE=False, **sizes)
+
+    judged = {
+        "h": "logits draft_logits",
+        "f": "temperatures top_ps min_ps maxima parts scores",
+        "l": "seeds positions sums totals states tokens drafts draft_rows cuts",
+        "i": "top_ks counts tie_counts accepted draft_ids ids_out ids_in",
+        "b": "active",
+    }
+    compile_one(rejection_sample_gpu._measure, judged, G=64, PDL=True)
+    compile_one(rejection_sample_gpu._draw_left, judged, S=16, G=64, PDL=True)
+    compile_one(rejection_sample_gpu._draw_left, judged, S=1, G=1, PDL=False, draft_ids=None)
+    compile_one(rejection_sample_gpu._pick_left, judged, S=16, PDL=True)
 
     norm = {"h": "x residual total weight out table", "l": "ids", "e": "eps"}
     sizes = {"WIDTH": 250, "BLOCK": 256, "PDL": True}

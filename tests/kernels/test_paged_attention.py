@@ -162,6 +162,27 @@ def test_bits_do_not_depend_on_the_row_shape() -> None:
             assert torch.equal(alone[start : start + count], together)
 
 
+def test_tokens_of_a_row_may_see_later_ones_in_torch_alone() -> None:
+    """Native keys are numbered by what comes before a token, so that blocks are refused there."""
+    case = chain_case(40, 6, True)
+    for masks in ([-1] * 6, [0b11, 0b111, 0b1110, 0b11100, 0b111000, 0b110000]):
+        for window in (0, 4):
+            block = damage(case, 7, masks)
+            block.window = window
+            ours = paged_attention(*arguments(block))
+            pages = case.tensors[6][0].tolist()
+            slots = [pages[i // 4] * 4 + i % 4 for i in range(40)]
+            own = list(range(34, 40))
+            for node, mask in enumerate(masks):
+                keys = visible_keys(34, node, mask, own, window)
+                wanted = attend(
+                    case.tensors[0][node], case.tensors[1], case.tensors[2], slots, keys, 64**-0.5
+                )
+                torch.testing.assert_close(ours[node].double(), wanted, atol=2e-5, rtol=0)
+            with pytest.raises(ValueError, match="tree_bits: node 0"):
+                run_native(block)
+
+
 def damage(case: Case, index: int, value: list[int]) -> Case:
     tensors = list(case.tensors)
     tensors[index] = torch.tensor(value, dtype=tensors[index].dtype).view_as(tensors[index])

@@ -19,11 +19,21 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 @dataclass
 class Row:
-    """A row of a step: tokens before it, its own ones, and whether they form a tree."""
+    """A row of a step: tokens before it, its own ones, and whether they form a tree.
+
+    ``bits``: of a tree that is no tree, what its tokens see of each other, later ones too.
+    """
 
     start: int
     count: int
     tree: bool = False
+    bits: list[int] | None = None
+
+
+def block(start: int, count: int, band: int = 64) -> Row:
+    """A row whose tokens see each other, those less than ``band`` away."""
+    bits = [sum(1 << j for j in range(count) if abs(i - j) < band) for i in range(count)]
+    return Row(start, count, True, bits)
 
 
 @dataclass
@@ -74,6 +84,8 @@ class Built:
             self.slots_of.append([pages[i // size] * size + i % size for i in range(length)])
             tables.append(pages)
             masks, depths = random_tree(rng, row.count) if row.tree and row.count else ([], [])
+            if row.bits is not None:
+                masks, depths = row.bits, list(range(row.count))
             own = [row.start + depth for depth in depths or range(row.count)]
             positions += own
             bits += [m - (1 << 64) if m >> 63 else m for m in masks] or [-1] * row.count
@@ -233,6 +245,19 @@ def test_prefill_takes_two_phases() -> None:
 
 def test_full_trees_of_64_nodes() -> None:
     check(Case([Row(5, 64, tree=True)], heads=1), num_splits=1)
+
+
+@pytest.mark.parametrize("window", [0, 9])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_tokens_of_a_row_may_see_later_ones(splits: int, window: int) -> None:
+    """Blocks around the tiles of keys and of queries, of which some reach to the other end."""
+    rows = [block(15, 16), Row(7, 3), block(0, 1), block(30, 3, 2), Row(0, 0), block(9, 33, 20)]
+    case = Case(rows, page_size=4, window=window, slots=True, padding=2, seed=splits)
+    check(case, tiling=SMALL._replace(splits=splits))
+
+
+def test_blocks_of_several_tiles_see_all_of_themselves() -> None:
+    check(Case([block(20, 36), Row(3, 2)]), tiling=Tiling(32, 16, 4, 2, 2))
 
 
 def test_pages_before_the_window_are_not_read() -> None:

@@ -202,3 +202,63 @@ def test_256_rows(most: int) -> None:
         rows = random_rows(rng, rng.sample(range(256), 250), 2, most)
         slots.seq_lens = [min(length, 200) for length in slots.seq_lens]
         check(verify_walk_gpu, DEVICE, rows, slots, random_targets(rng, rows, 2), (6, 90))
+
+
+@BOTH
+def test_rows_emit_no_more_than_they_may(module: ModuleType, device: str) -> None:
+    """As without limits, cut; an unusable target beyond the limit does no harm."""
+    rng = random.Random(9)
+    trimmed_rows, harmless = 0, 0
+    for _ in range(40):
+        slots = random_slots(rng, 12, 40, 3)
+        rows = random_rows(rng, rng.sample(range(12), rng.randint(1, 9)), 2, 15)
+        targets = [
+            [-1 if rng.random() < 0.15 else rng.randrange(2) for _ in range(row.nodes)]
+            for row in rows
+        ]
+        limits = [rng.randint(1, 3) for _ in rows]
+        wanted: list[tuple[list[int], list[int]]] = []
+        for row, target, limit in zip(rows, targets, limits, strict=True):
+            path = plain_paths([row], [[max(t, -2) for t in target]])[0]
+            if not path[0]:
+                open_ended = [7 if t < 0 else t for t in target]  # 7: what nobody drafts
+                nodes, tokens = plain_paths([row], [open_ended])[0]
+                if len(nodes) > limit:
+                    path = nodes[:-1], tokens[:-1]
+                    harmless += 1
+            wanted.append(path)
+        inputs, state = make_inputs(rows, device, (0, 0)), slots.tensors(device)
+        out = inputs.accepted()
+        starts = plain_layout(rows, slots)["starts_before"]
+        most = torch.tensor(limits, dtype=torch.int32, device=device)
+        trimmed = torch.full_like(most, -9)
+        module.verify_walk(
+            torch.tensor([t for target in targets for t in target]).long().to(device),
+            torch.tensor(plain_layout(rows, slots)["input_ids"], device=device),
+            inputs.host_parents,
+            inputs.cu_q,
+            inputs.node_cu,
+            inputs.slots,
+            torch.tensor(starts, dtype=torch.int32, device=device),
+            *(state[name] for name in STATE),
+            **out,
+            most=most,
+            trimmed=trimmed,
+        )
+        paths = [(nodes[:limit], tokens[:limit]) for (nodes, tokens), limit
+                 in zip(wanted, limits, strict=True)]  # fmt: skip
+        lens = out["accept_lens"].tolist()
+        assert lens == [len(nodes) for nodes, _ in paths]
+        for at, (nodes, tokens) in enumerate(paths):
+            assert out["accept_idx"][at].tolist()[: len(nodes)] == nodes
+            assert out["tokens"][at].tolist()[: len(tokens)] == tokens
+            assert set(out["tokens"][at].tolist()[len(tokens) :]) <= {-1}
+        over = [len(nodes) - len(kept) for (nodes, _), (kept, _) in zip(wanted, paths, strict=True)]
+        assert trimmed.tolist() == over
+        plain_advance(rows, starts, paths, slots)
+        assert {name: state[name].tolist() for name in STATE} == {
+            name: getattr(slots, name) for name in STATE
+        }
+        trimmed_rows += sum(count > 0 for count in over)
+    assert trimmed_rows > 10
+    assert harmless > 2

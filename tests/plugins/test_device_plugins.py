@@ -1,14 +1,16 @@
 """Drafters on the device from another package: run end to end, checked, and refused when broken."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from outrider.engine.speculative.checked_drafter import CheckedDrafter, check_drafts
+from outrider.engine.speculative.checked_drafter import CheckedDrafter, check_drafts, check_law
 from outrider.engine.speculative.device_drafter import DraftRows
+from outrider.engine.speculative.draft_law import DraftLaw
 from outrider.engine.step import StepRunner
 from outrider.engine_core.capabilities import plugins_text
 from outrider.engine_core.config import EngineConfig, refuse_config
@@ -17,7 +19,8 @@ from outrider.engine_core.messages import RequestOutput
 from outrider.engine_core.refusal import Refused, RefusedError
 from outrider.engine_core.sampling_params import SamplingParams
 
-from ..engine.cores import drive, request, running_engine, tokens_of
+from ..engine.cores import drive, request, running_engine, tiny_config, tokens_of
+from ..engine.joint_law import LEAST_P, behind_the_first, draw, folder_of, joint_of, p_value
 from ..engine.tiny import write_checkpoint
 
 PACKAGE = Path(__file__).parent / "device_drafters"
@@ -111,7 +114,7 @@ def test_features_are_those_of_the_newest_token(model: Path) -> None:
 @pytest.mark.usefixtures("plugin")
 def test_plug_ins_show_among_the_capabilities() -> None:
     added = [(drafter.name, drafter.package) for drafter in known_drafters() if drafter.package]
-    assert added == [("FOLLOW", "device-drafters"), ("LENS", "device-drafters")]
+    assert added == [(name, "device-drafters") for name in ("DICE", "FOLLOW", "GUESS", "LENS")]
     assert "- LENS (device-drafters)" in plugins_text()
 
 
@@ -144,13 +147,60 @@ def make(context): return Drafter()
 """
 
 
+@pytest.mark.usefixtures("plugin")
+def test_drawn_drafts_of_a_plugin_keep_the_targets_law(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CHECK", "0")
+    folder = folder_of(tmp_path, 6)
+    config = tiny_config(
+        folder, "DICE", speculative_use_rejection_sampling=True, max_running_requests=256,
+        max_total_tokens=16384,
+    )  # fmt: skip
+    with running_engine(config) as engine:
+        found = Counter(tokens[1:] for tokens in draw(engine.core, 4))
+        stats = engine.core.stats(0)
+    assert 1.2 * stats.spec_accepted_tokens < stats.spec_draft_tokens
+    assert stats.spec_accepted_tokens > 1_000
+    assert p_value(behind_the_first(joint_of(folder, 6, 4)), found) > LEAST_P
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_plugin_without_probabilities_has_no_rejection_sampling(model: Path) -> None:
+    for algorithm in ("FOLLOW", "LENS"):
+        config = config_of(model, algorithm, speculative_use_rejection_sampling=True)
+        refused = refuse_config(config)
+        assert refused is not None
+        assert refused.field == "speculative_use_rejection_sampling"
+        assert algorithm in refused.reason
+
+
+def test_a_law_that_does_not_fit_its_drafts_is_an_error() -> None:
+    lens, chosen = torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    rows = DraftRows(lens, chosen, lens, lens, lens, lens, lens, lens)
+    good = torch.zeros(3, 2, 5)
+    ids = torch.zeros(7, dtype=torch.int32)
+    assert check_law(DraftLaw(good, None), rows, 5).logits is good
+    assert check_law(DraftLaw(good, ids), rows, 7).draft_ids is ids
+    with pytest.raises(TypeError, match="asks for a DraftLaw, not NoneType"):
+        check_law(None, rows, 5)
+    for law, words in (
+        (DraftLaw(good[:, :1], None), r"\[levels, 2, ids\]"),
+        (DraftLaw(good.long(), None), "contiguous floats"),
+        (DraftLaw(good.transpose(0, 1)[:2, :2], None), "contiguous floats"),
+        (DraftLaw(good, None), "5 columns for 7"),
+        (DraftLaw(good, ids.long()), r"int32\[7\]"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_law(law, rows, 7)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         (", draft_kv=DraftKV.SHARED_SLOTS", "only the engine's own draft models have a KV pool"),
         (", draft_kv=DraftKV.READS_TARGET", "keep state by slot"),
         (", host=True, fills='broken_device:make'", "on the host or on the device"),
-        (", gives_q=True", "nothing uses yet"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(
@@ -213,7 +263,8 @@ def rows_of(
     for cap in caps:
         cu.append(cu[-1] + cap + 1)
     made = (caps, [0, *cu[1:]], caps, [0] * 9, tokens, parents, proposed, [99] * len(caps))
-    return DraftRows(*(torch.tensor(values, dtype=torch.int32) for values in made))
+    tensors = (torch.tensor(values, dtype=torch.int32) for values in made)
+    return DraftRows._make((*tensors, None))
 
 
 def test_sound_trees_pass_with_their_depth() -> None:

@@ -101,7 +101,9 @@ def test_a_plug_in_is_found_by_any_case_and_listed() -> None:
         assert refuse_config(config_of(name)) is None
     unknown = find_drafter("REPEATS")
     assert isinstance(unknown, Refused)
-    assert unknown.reason.endswith("choose one of EAGLE, EAGLE3, NGRAM, REPEAT, STANDALONE")
+    assert unknown.reason.endswith(
+        "choose one of DFLASH, DSPARK, EAGLE, EAGLE3, NGRAM, REPEAT, STANDALONE"
+    )
     found = find_drafter("REPEAT")
     assert isinstance(found, DrafterSpec)
     assert config_of("repeat").num_draft_tokens(found) == 6
@@ -128,7 +130,10 @@ def test_a_plug_in_shows_among_the_capabilities(
 def test_without_the_package_the_name_is_unknown() -> None:
     unknown = find_drafter("REPEAT")
     assert isinstance(unknown, Refused)
-    assert "unknown 'REPEAT'; choose one of EAGLE, EAGLE3, NGRAM, STANDALONE" in unknown.reason
+    assert (
+        "unknown 'REPEAT'; choose one of DFLASH, DSPARK, EAGLE, EAGLE3, NGRAM, STANDALONE"
+        in unknown.reason
+    )
 
 
 @pytest.mark.usefixtures("plugin")
@@ -181,8 +186,8 @@ BROKEN_SPECS = [
     (SPEC.format("BROKEN", ", default_num_draft_tokens=1"), "must be 2 to 64"),
     (SPEC.format("BROKEN", ", draft_kv=DraftKV.SHARED_SLOTS"), "have a KV pool"),
     (SPEC.format("BROKEN", ", shifts_tokens=True"), "a draft's own KV"),
-    (SPEC.format("BROKEN", ", gives_q=True"), "nothing uses yet"),
-    (SPEC.format("BROKEN", ", gives_survival=True"), "nothing uses yet"),
+    (SPEC.format("BROKEN", ", gives_q=True"), "drawn on the device alone"),
+    (SPEC.format("BROKEN", ", gives_survival=True"), "drafted on the device"),
 ]
 
 

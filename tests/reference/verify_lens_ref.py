@@ -6,7 +6,11 @@ import numpy as np
 def verify_lens(
     confidence: list[list[float]], caps: list[int], budget: int, limit: int, eps: float
 ) -> list[int]:
-    """float32 products, one after the other; ties go to the shallower draft, then the lower row."""
+    """float32 products, one after the other; ties go to the shallower draft, then the lower row.
+
+    A negative budget takes what the caps leave."""
+    if budget < 0:
+        return [1 + min(len(chances), cap) for chances, cap in zip(confidence, caps, strict=True)]
     candidates = []
     for row, chances in enumerate(confidence):
         survival = np.float32(1.0)
@@ -15,7 +19,7 @@ def verify_lens(
             if depth < min(limit, caps[row]) and survival >= np.float32(eps):
                 candidates.append((-float(survival), depth, row))
     lens = [1] * len(confidence)
-    for _, _, row in sorted(candidates)[: max(budget, 0)]:
+    for _, _, row in sorted(candidates)[:budget]:
         lens[row] += 1
     return lens
 

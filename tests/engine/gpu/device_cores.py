@@ -10,11 +10,14 @@ from outrider.engine.forward_batch import ForwardBatch
 from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import GpuModel
+from outrider.engine.models.block_net import BlockNet
 from outrider.engine.models.draft_net import DraftNet
-from outrider.engine.speculative.device_drafter import LoadedDraft
+from outrider.engine.speculative.device_drafter import LoadedModel, loaded_model
+from outrider.engine.window_pages import WindowPages
 from outrider.engine_core.assembly import Assembly, assemble
 from outrider.engine_core.config import EngineConfig, resolve_config
 from outrider.engine_core.draft_config import SpecShape
+from outrider.engine_core.draft_window import window_pool
 from outrider.engine_core.model_config import ModelConfig
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.step_times import StepTimes
@@ -83,7 +86,7 @@ def device_core(
     pool_tokens: int = 640,
     trace: TraceWriter | None = None,
     ranks: Ranks | None = None,
-    draft: tuple[DraftNet, SpecShape] | None = None,
+    draft: tuple[DraftNet | BlockNet, SpecShape] | None = None,
     **flags: object,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     """An assembled core on a GpuWorker; the step times say that drafts are cheap.
@@ -112,13 +115,18 @@ def device_core(
         dtype="float32",
     )
     pages = -(-(CONTEXT + SPARE_TOKENS) // page_size)
-    loaded: LoadedDraft | None = None
+    loaded: LoadedModel | None = None
     if draft is not None:
         net, shape = draft
-        drafts = KVPool(kv.num_pages, page_size, net.config.model, net.dtype, DEVICE)
+        width, count = shape.num_draft_tokens, kv.num_pages
+        pool, window = window_pool(config, CONTEXT, page_size, width), None
+        if pool is not None:
+            window = WindowPages(pool, width, count, page_size, SLOTS + 1, DEVICE)
+            count = pool.pages - 1
+        drafts = KVPool(count, page_size, net.config.model, net.dtype, DEVICE)
         # Rows that do not draft read what was never written: no NaN, which the interpreter refuses.
         drafts.data.fill_(100.0)
-        loaded = LoadedDraft(net, drafts, shape)
+        loaded = loaded_model(net, drafts, shape, window)
     worker = GpuWorker(info, config, model, kv, pages, ranks, loaded)
     resolved = resolve_config(config, info)
     assert not isinstance(resolved, Refused), str(resolved)

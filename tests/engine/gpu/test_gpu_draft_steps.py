@@ -26,7 +26,7 @@ from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.sampling_params import SamplingParams
 
 from ..cores import drive, request, tokens_of
-from ..draft_cores import CHAIN, TREE, VOCAB, Models, write_models
+from ..draft_cores import CHAIN, TREE, VOCAB, Models, draft_core, write_models
 from .device_cores import device_core
 from .gpu_driver import DEVICE
 
@@ -73,6 +73,7 @@ def started(
     shape: SpecShape,
     page_size: int = 16,
     disable_cuda_graph: bool = DEVICE.type == "cpu",
+    drawn: bool = False,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     known = load_model_config(models.target)
     target = GpuDecoder(Checkpoint(models.target), known, DTYPE, DEVICE)
@@ -85,15 +86,18 @@ def started(
             "speculative_num_steps": shape.steps,
             "speculative_eagle_topk": shape.topk,
             "speculative_num_draft_tokens": shape.num_draft_tokens,
+            "speculative_use_rejection_sampling": drawn,
             "draft": (load(models, algorithm, target), shape),
         }
     with device_core(target, known, **flags) as made:
         yield made
 
 
-def run(models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape) -> tuple[Tokens, int]:
-    """Tokens, and how many drafts were accepted."""
-    with started(models, algorithm, shape) as (assembly, _):
+def run(
+    models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape, drawn: bool = False
+) -> tuple[Tokens, int]:
+    """Tokens, and how many drafts were accepted; ``drawn``: with rejection sampling."""
+    with started(models, algorithm, shape, drawn=drawn) as (assembly, _):
         outputs = drive(assembly.core, requests())
         accepted = assembly.core.scheduler.counters.spec_accepted_tokens
     return {rid: tokens_of(some) for rid, some in outputs.items()}, accepted
@@ -127,6 +131,24 @@ def test_every_drafter_gives_the_tokens_of_plain_decoding(
     tokens, accepted = run(models, algorithm, shape)
     assert tokens == plain
     assert accepted > 0
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["EAGLE3", *(pytest.param(a, marks=pytest.mark.gpu) for a in ("STANDALONE", "EAGLE"))],
+)
+def test_rejection_sampling_gives_the_tokens_of_the_cpu(
+    models: Models, plain: Tokens, algorithm: DraftAlgorithm
+) -> None:
+    """Those of sampled requests are not plain decoding's, those of greedy ones are."""
+    with draft_core(models, algorithm, CHAIN, speculative_use_rejection_sampling=True) as made:
+        outputs = drive(made.core, requests())
+        rejected = made.core.stats(0).spec_draft_tokens - made.core.stats(0).spec_accepted_tokens
+    tokens, accepted = run(models, algorithm, CHAIN, drawn=True)
+    assert tokens == {rid: tokens_of(some) for rid, some in outputs.items()}
+    assert tokens["r0"] == plain["r0"]
+    assert tokens["r1"] != plain["r1"]
+    assert min(accepted, rejected) > 0
 
 
 @pytest.mark.gpu

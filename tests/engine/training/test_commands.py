@@ -145,7 +145,7 @@ def test_a_run_goes_on_with_its_own_data_only(spec: TrainSpec, place: Path, tmp_
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
-        ("algorithm", {"algorithm": "DFLASH"}),
+        ("algorithm", {"algorithm": "NGRAM"}),
         ("resume", {"resume": True}),
         ("feature_layers", {"feature_layers": (99,)}),
         ("draft_vocab_size", {"draft_vocab_size": 900}),
@@ -198,9 +198,11 @@ def test_the_bar_moves_between_figures(
     assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("algorithm", ["EAGLE3", "EAGLE", "STANDALONE"])
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "EAGLE", "STANDALONE", "DFLASH", "DSPARK"])
 def test_a_draft_can_be_the_first_weights(algorithm: str, spec: TrainSpec, tmp_path: Path) -> None:
-    spec = msgspec.structs.replace(spec, algorithm=algorithm)
+    block: dict[str, object] = {"unroll": None, "mask_token_id": 1, "num_hidden_layers": 1}
+    fields = block if algorithm in ("DFLASH", "DSPARK") else {}
+    spec = msgspec.structs.replace(spec, algorithm=algorithm, **fields)
     first = train_draft(spec).folder
     # A learning rate that moves nothing in bfloat16.
     still = {"matrix_lr": 1e-12, "adam_lr": 1e-12, "steps": 1}
@@ -211,7 +213,8 @@ def test_a_draft_can_be_the_first_weights(algorithm: str, spec: TrainSpec, tmp_p
     before, after = (load_file(folder / WEIGHTS) for folder in (first, tmp_path / "again"))
     assert before.keys() == after.keys()
     for name, tensor in before.items():
-        assert torch.equal(tensor, after[name]), name
+        # fc is learnt beside the sizes of its features, and so divided and multiplied again.
+        torch.testing.assert_close(tensor, after[name], atol=0, rtol=0.01 * (name == "fc.weight"))
 
 
 def test_a_draft_of_another_form_is_refused(spec: TrainSpec, tmp_path: Path) -> None:

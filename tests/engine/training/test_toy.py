@@ -15,7 +15,14 @@ from outrider.engine_core.train_spec import TrainSpec
 from ..tiny import write_checkpoint
 
 VOCAB = 64
-ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE")
+ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE", "DFLASH", "DSPARK")
+BLOCK: dict[str, object] = {
+    "unroll": None,
+    "block_size": 4,
+    "num_hidden_layers": 1,
+    "mask_token_id": 0,
+    "anchors": 8,
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +51,7 @@ def spec(place: Path, output: Path, algorithm: str, **fields: object) -> TrainSp
         steps=150,
         log_every=50,
     )
+    fields = {**BLOCK, **fields} if algorithm in ("DFLASH", "DSPARK") else fields
     return msgspec.structs.replace(made, **fields)
 
 
@@ -120,7 +128,7 @@ ALONE: dict[str, object] = {
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
-        ("algorithm", {"algorithm": "DFLASH", "data": ("/nowhere",)}),
+        ("algorithm", {"algorithm": "NGRAM", "data": ("/nowhere",)}),
         ("draft_vocab_size", {"algorithm": "EAGLE", "draft_vocab_size": 9}),
         ("own_head", {"algorithm": "EAGLE", "own_head": True}),
         ("own_head", {"algorithm": "STANDALONE", "own_head": True}),
@@ -158,6 +166,36 @@ ALONE: dict[str, object] = {
         ("on_policy_cache", {**ALONE, "on_policy_cache": "rows"}),
         ("weight_decay", {"optimizer": "adamw", "weight_decay": 0.1}),
         ("feature_weight", {"feature_weight": 0.2}),
+        ("block_size", {"block_size": 4}),
+        ("anchors", {"anchors": 4}),
+        ("mask_token_id", {"mask_token_id": 4}),
+        ("block_weighting", {"block_weighting": "decay"}),
+        ("block_size", {"algorithm": "DFLASH", "block_size": 1}),
+        ("block_size", {"algorithm": "DSPARK", "block_size": 64, "sequence_length": 96, **ALONE}),
+        ("sequence_length", {"algorithm": "DSPARK", "block_size": 31}),
+        ("on_policy_tokens", {"algorithm": "DSPARK", "block_size": 16}),
+        ("unroll", {"algorithm": "DFLASH", "unroll": 3}),
+        ("step_decay", {"algorithm": "DFLASH", "step_decay": 0.5}),
+        ("feature_weight", {"algorithm": "DFLASH", "feature_weight": 0.5}),
+        ("draft_steps", {"algorithm": "DFLASH", "draft_steps": 3}),
+        ("topk", {"algorithm": "DSPARK", "topk": 2, "num_draft_tokens": 8}),
+        ("markov_rank", {"algorithm": "DFLASH", "markov_rank": 8}),
+        ("markov_head", {"algorithm": "DFLASH", "markov_head": "rnn"}),
+        ("confidence_greedy", {"algorithm": "DFLASH", "confidence_greedy": 0.0}),
+        ("loss", {"algorithm": "DSPARK", "loss": "lk"}),
+        ("l1_weight", {"algorithm": "DSPARK", "ce_weight": 0.0, "l1_weight": 0.0}),
+        ("ce_weight", {"algorithm": "DSPARK", "ce_weight": -1.0}),
+        ("decay_gamma", {"algorithm": "DFLASH", "decay_gamma": 3.0}),
+        ("dpace_alpha", {"algorithm": "DSPARK", "dpace_alpha": 0.3}),
+        ("sliding_layers", {"algorithm": "DFLASH", "sliding_layers": (0,)}),
+        ("sliding_layers", {"algorithm": "DFLASH", "sliding_window": 8, "sliding_layers": (1,)}),
+        ("own_head", {"algorithm": "DFLASH", "own_head": True}),
+        ("draft_vocab_size", {"algorithm": "DSPARK", "draft_vocab_size": 9}),
+        ("hidden_size", {"algorithm": "DFLASH", "hidden_size": 8}),
+        ("feature_layers", {"algorithm": "DFLASH", "feature_layers": (3,)}),
+        ("feature_layers", {"algorithm": "DFLASH", "num_hidden_layers": 2}),
+        ("mask_token_id", {"algorithm": "DFLASH", "mask_token_id": None}),
+        ("mask_token_id", {"algorithm": "DSPARK", "mask_token_id": VOCAB}),
     ],
 )
 def test_what_cannot_be_trained_is_refused(

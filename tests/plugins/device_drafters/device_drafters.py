@@ -3,6 +3,7 @@
 import torch
 
 from outrider.engine.speculative.device_drafter import DrafterContext, DraftRows, Verdict
+from outrider.engine.speculative.draft_law import DraftDraw, DraftLaw
 from outrider.engine.speculative.draft_ops import draft_ops
 from outrider.engine_core.drafter_spec import DrafterSpec
 from outrider.engine_core.ids import RowKind
@@ -13,6 +14,19 @@ FOLLOW = DrafterSpec(
 )
 LENS = DrafterSpec(
     name="LENS", implementation="device_drafters:lens", tree=True, default_num_draft_tokens=3
+)
+GUESS = DrafterSpec(
+    name="GUESS",
+    implementation="device_drafters:guess",
+    default_num_draft_tokens=5,
+    gives_survival=True,
+)
+
+DICE = DrafterSpec(
+    name="DICE",
+    implementation="device_drafters:dice",
+    gives_q=True,
+    default_num_draft_tokens=4,
 )
 
 
@@ -35,7 +49,7 @@ class FollowDrafter:
     def enter(self, init: SlotInit) -> None:
         """A slot's text begins with the token of its prompt's last chunk."""
 
-    def propose(self, rows: DraftRows) -> None:
+    def propose(self, rows: DraftRows) -> DraftLaw | None:
         token = self.newest[rows.slots]
         drafts = []
         for _ in range(self._nodes):
@@ -50,6 +64,7 @@ class FollowDrafter:
             proposed=rows.proposed,
             depths=rows.depths,
         )
+        return None
 
     def align(self, verdict: Verdict) -> None:
         before = self.newest[verdict.slots]
@@ -63,6 +78,27 @@ class FollowDrafter:
     def reset(self) -> None:
         self.follows.zero_()
         self.newest.zero_()
+
+
+class GuessDrafter(FollowDrafter):
+    """The same chains, and for each draft a confidence that its token and place decide."""
+
+    def __init__(self, context: DrafterContext) -> None:
+        super().__init__(context)
+        self._confidence = torch.zeros(0, self._nodes, device=context.device)
+
+    @property
+    def confidence(self) -> torch.Tensor:
+        return self._confidence
+
+    def propose(self, rows: DraftRows) -> None:
+        super().propose(rows)
+        last = max(len(rows.tokens) - 1, 0)
+        guesses = []
+        for k in range(self._nodes):
+            place = (rows.cu_q[:-1].long() + 1 + k).clamp(max=last)
+            guesses.append((rows.tokens[place] * 7 + 3 * k) % 11 - 4)
+        self._confidence = torch.stack(guesses, dim=1) * 0.7
 
 
 class LensDrafter:
@@ -117,3 +153,47 @@ def follow(context: DrafterContext) -> FollowDrafter:
 
 def lens(context: DrafterContext) -> LensDrafter:
     return LensDrafter(context)
+
+
+def guess(context: DrafterContext) -> GuessDrafter:
+    return GuessDrafter(context)
+
+
+class DiceDrafter(FollowDrafter):
+    """Chains drawn from fixed laws of a token by the one before it; else the likeliest."""
+
+    def __init__(self, context: DrafterContext) -> None:
+        super().__init__(context)
+        self._nodes = context.config.num_draft_tokens(DICE) - 1
+        shape, generator = (context.vocab_size, context.vocab_size), torch.Generator()
+        self._table = torch.randn(shape, generator=generator.manual_seed(3)).to(context.device)
+
+    def propose(self, rows: DraftRows) -> DraftLaw | None:
+        draw: DraftDraw | None = None
+        if rows.noise is not None:
+            draw = DraftDraw(
+                self._ops, rows.noise, rows.slots, rows.seq_lens, self._nodes, None, None
+            )
+        token = self.newest[rows.slots.long()]
+        drafts = token.new_empty(self._nodes, len(token))
+        for level in range(self._nodes):
+            logits = self._table[token]
+            if draw is None:
+                drafts[level] = logits.argmax(dim=1)
+            else:
+                draw.draw(level, logits, drafts[level])
+            token = drafts[level]
+        self._ops.write_chains(
+            drafts,
+            rows.cu_q,
+            rows.caps,
+            tokens=rows.tokens,
+            parents=rows.parents,
+            proposed=rows.proposed,
+            depths=rows.depths,
+        )
+        return None if draw is None else draw.law()
+
+
+def dice(context: DrafterContext) -> DiceDrafter:
+    return DiceDrafter(context)

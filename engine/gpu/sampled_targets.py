@@ -1,0 +1,59 @@
+"""The target's token at the nodes of a step in which some rows are sampled."""
+
+from typing import NamedTuple
+
+import torch
+
+from ...kernels.coupled_sample_gpu import coupled_sample
+from ...kernels.rejection_sample_gpu import rejection_sample
+from ..forward_batch import ForwardBatch
+from ..sampling.node_drafts import node_drafts
+from ..sampling.slot_table import SlotTable
+from ..speculative.draft_law import DraftLaw
+
+
+class Drawn(NamedTuple):
+    """Drafts that were drawn: from what, and how many each row has, int32[R]."""
+
+    law: DraftLaw
+    proposed: torch.Tensor
+
+
+def sample_targets(
+    logits: torch.Tensor,
+    batch: ForwardBatch,
+    all_nodes: bool,
+    table: SlotTable,
+    drawn: Drawn | None,
+    pdl: bool,
+) -> torch.Tensor:
+    """int64[N] from the edited logits [N, V]; rows that are not sampled take the argmax.
+
+    ``all_nodes``: every token of the batch is a node. Drafts that were ``drawn`` are accepted or
+    replaced by rejection sampling.
+    """
+    assert batch.slots is not None, "batches of the device have slots"
+    token = torch.arange(len(batch.input_ids), device=logits.device)
+    row = torch.searchsorted(batch.cu_q[1:], token.int(), right=True)
+    row.clamp_(max=len(batch.slots) - 1)
+    positions = batch.positions + 1
+    if not all_nodes:
+        token, row = batch.logits_index, row[batch.logits_index]
+        positions = positions[batch.logits_index]
+    slots = batch.slots.long()[row]
+    columns = (
+        logits.float() if logits.dtype == torch.float16 else logits,
+        table.temperatures[slots],
+        table.top_ks[slots],
+        table.top_ps[slots],
+        table.min_ps[slots],
+        table.seeds[slots],
+        positions,
+    )
+    active = table.sampled[slots]
+    if drawn is None:
+        return coupled_sample(*columns, active=active, pdl=pdl)
+    held = node_drafts(drawn.law, token, row, batch.cu_q, drawn.proposed, None, batch.input_ids)
+    return rejection_sample(
+        *columns, held.tokens, held.logits, held.rows, held.draft_ids, active=active, pdl=pdl
+    )

@@ -1,0 +1,125 @@
+"""What a block draft is made of before training: its layers, its features, its mask token."""
+
+import json
+
+import msgspec
+from tokenizers import Tokenizer
+
+from ...engine_core.model_config import ModelConfig
+from ...engine_core.model_path import resolve_model
+from ...engine_core.refusal import Refused, RefusedError
+from ...engine_core.train_spec import TrainSpec
+from .draft_layer import check_heads
+
+DEFAULT_LAYERS = 3
+_MASK = "<|MASK|>"
+
+
+def check_block(spec: TrainSpec, target: ModelConfig) -> None:
+    """Raises RefusedError for what no block draft of ``target`` can be."""
+    for name in ("draft_vocab_size", "own_head"):
+        if getattr(spec, name):
+            reason = f"{spec.algorithm} reads the target's head; leave it out, or train EAGLE3"
+            raise RefusedError(Refused(name, reason))
+    block_model(spec, target)
+    feature_layers(spec, target)
+    mask_token(spec, target)
+
+
+def block_model(spec: TrainSpec, target: ModelConfig) -> ModelConfig:
+    """A Qwen3 as wide as the target, with its heads and MLP unless flags say otherwise.
+
+    Raises RefusedError.
+    """
+    if spec.hidden_size not in (None, target.hidden_size):
+        reason = f"must be the target's ({target.hidden_size}), whose embedding the draft reads"
+        raise RefusedError(Refused("hidden_size", reason))
+    heads = spec.num_attention_heads or target.num_attention_heads
+    kv_heads = spec.num_key_value_heads or min(heads, target.num_key_value_heads)
+    head_dim = spec.head_dim or target.head_dim
+    check_heads(heads, kv_heads, head_dim)
+    layers = spec.num_hidden_layers or DEFAULT_LAYERS
+    return msgspec.structs.replace(
+        target,
+        architecture="qwen3",
+        intermediate_size=spec.intermediate_size or target.intermediate_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=True,
+        sliding_windows=_windows(spec, layers),
+    )
+
+
+def _windows(spec: TrainSpec, layers: int) -> tuple[int, ...]:
+    """Of each layer; 0: full."""
+    if spec.sliding_window is None:
+        return (0,) * layers
+    wrong = next((layer for layer in spec.sliding_layers if not 0 <= layer < layers), None)
+    if wrong is not None:
+        reason = f"{wrong} is none of the draft's {layers} layers; give 0 to {layers - 1}"
+        raise RefusedError(Refused("sliding_layers", reason))
+    sliding = spec.sliding_layers or tuple(range(layers))
+    return tuple(spec.sliding_window if layer in sliding else 0 for layer in range(layers))
+
+
+def feature_layers(spec: TrainSpec, target: ModelConfig) -> tuple[int, ...]:
+    """Target layers whose entering streams the draft takes: 1 is the first layer's output, which
+    exports call layer 0. Raises RefusedError.
+    """
+    last = target.num_hidden_layers
+    if spec.feature_layers is None:
+        try:
+            return tuple(i + 1 for i in spread(last, spec.num_hidden_layers or DEFAULT_LAYERS))
+        except ValueError as error:
+            raise RefusedError(Refused("feature_layers", str(error))) from None
+    layers = spec.feature_layers
+    if (
+        list(layers) != sorted(set(layers))
+        or not layers
+        or not 1 <= layers[0] <= layers[-1] <= last
+    ):
+        reason = f"must ascend within 1 to {last}, are {list(layers)}"
+        raise RefusedError(Refused("feature_layers", reason))
+    return layers
+
+
+def spread(layers: int, count: int) -> list[int]:
+    """The target layers, counted from 0, whose outputs a draft of ``count`` layers takes
+    (block_drafts.md 1.5). Raises ValueError for a target of too few.
+    """
+    if count == 1:
+        return [layers // 2]
+    first, last = 1, layers - 3
+    if last < first:
+        raise ValueError(f"have no default for a target of {layers} layers; name some")
+    return [round(first + i * (last - first) / (count - 1)) for i in range(count)]
+
+
+def mask_token(spec: TrainSpec, target: ModelConfig) -> int:
+    """The id that stands for tokens to come. Raises RefusedError."""
+    folder = resolve_model(spec.model)
+    settings, known = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    name = None
+    if settings.is_file():
+        name = json.loads(settings.read_bytes()).get("mask_token")
+        name = name.get("content") if isinstance(name, dict) else name
+    given, found = spec.mask_token_id, None
+    if known.is_file() and (given is None or name is not None):
+        found = Tokenizer.from_file(str(known)).token_to_id(name or _MASK)
+    if given is None and found is None:
+        reason = f"the target's tokenizer has no {name or _MASK}; name an id that text does not use"
+        raise RefusedError(Refused("mask_token_id", reason))
+    if given is not None and found not in (None, given):
+        reason = f"is {given}, but {found} is the tokenizer's {name}; leave it out"
+        raise RefusedError(Refused("mask_token_id", reason))
+    made = given if given is not None else found
+    assert made is not None
+    if not 0 <= made < target.vocab_size:
+        reason = f"{made} is outside the target's vocabulary of {target.vocab_size}; name another"
+        raise RefusedError(Refused("mask_token_id", reason))
+    return made

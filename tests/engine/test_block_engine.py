@@ -1,0 +1,80 @@
+"""Whole engines with a block draft of every exporter, from a folder to tokens."""
+
+from pathlib import Path
+
+import pytest
+
+from outrider.engine.rank_worker import find_site, load_rank
+from outrider.engine_core.config import EngineConfig
+from outrider.engine_core.draft_sizes import draft_sizes
+from outrider.engine_core.sampling_params import SamplingParams
+
+from .block_checkpoints import BLOCKS
+from .cores import drive, request, running_engine, tiny_config, tokens_of
+from .tiny import write_checkpoint
+
+VOCAB = 48
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9], [20, 21, 22, 20, 21, 22, 20], [5] * 20]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("target"), VOCAB, layers=4)
+
+
+def decode(config: EngineConfig) -> tuple[list[list[int]], int, int]:
+    """Tokens of all prompts, twice (the second time from the prefix cache), and what was drafted
+    and accepted."""
+    with running_engine(config) as engine:
+        tokens: list[list[int]] = []
+        drafted = accepted = 0
+        for wave in "ab":
+            messages = [request(f"{wave}{i}", p, GREEDY) for i, p in enumerate(PROMPTS)]
+            for outputs in drive(engine.core, messages).values():
+                tokens.append(tokens_of(outputs))
+                stats = outputs[-1].stats
+                assert stats is not None
+                drafted += stats.proposed_drafts
+                accepted += stats.correct_drafts
+    return tokens, drafted, accepted
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> list[list[int]]:
+    return decode(tiny_config(target, device="cpu"))[0]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_tokens_are_those_of_plain_decoding(
+    tmp_path: Path, target: Path, plain: list[list[int]], name: str, overlap: bool
+) -> None:
+    kind = BLOCKS[name]
+    config = tiny_config(
+        target,
+        kind.algorithm,
+        device="cpu",
+        speculative_draft_model_path=str(kind.write(tmp_path, target)),
+        disable_overlap_schedule=not overlap,
+    )
+    tokens, drafted, accepted = decode(config)
+    assert tokens == plain
+    assert drafted > 100
+    assert accepted < drafted
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_weights_in_memory_are_those_planned(tmp_path: Path, target: Path, name: str) -> None:
+    kind = BLOCKS[name]
+    folder = kind.write(tmp_path, target)
+    config = tiny_config(
+        target, kind.algorithm, device="cpu", speculative_draft_model_path=str(folder)
+    )
+    site = find_site(config)
+    loaded = load_rank(site)
+    assert loaded.draft is not None
+    assert site.draft is not None
+    sizes = draft_sizes(site.draft, site.placement)
+    assert loaded.draft.weight_bytes == sizes.weight_bytes
+    assert site.plan.draft_weight_bytes == sizes.weight_bytes

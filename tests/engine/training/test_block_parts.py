@@ -1,0 +1,220 @@
+"""Parts of block drafts' training: loss, weights, heads, anchors, attention, temperatures."""
+
+import json
+import math
+import warnings
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from outrider.engine.training import block_attention
+from outrider.engine.training.accept_length import AgreementCounts, whole_drafts
+from outrider.engine.training.batches import RowSource
+from outrider.engine.training.block_attention import DENSE, disagreement
+from outrider.engine.training.block_layout import draw_anchors, every_anchor
+from outrider.engine.training.block_loss import Drafted, Objective, block_loss
+from outrider.engine.training.block_setup import mask_token, spread
+from outrider.engine.training.block_weighting import decay_weights, dpace_weights
+from outrider.engine.training.calibration import calibrate, held_out_errors
+from outrider.engine.training.markov_head import MarkovHead
+from outrider.engine_core.model_config import load_model_config
+from outrider.engine_core.model_path import resolve_model
+from outrider.engine_core.refusal import RefusedError
+from outrider.engine_core.train_spec import TrainSpec
+
+from ...reference import block_training_ref as ref
+from .block_recipes import CPU, LENGTH, VOCAB, make, spec_of, write_target
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_target(tmp_path_factory.mktemp("target"))
+
+
+def test_the_gradient_is_that_of_the_loss(folder: Path) -> None:
+    """Through the Markov table, too; D-PACE's weights are constants."""
+    generator = torch.Generator().manual_seed(0)
+    size, width, rank = (6, 3), 5, 2
+    head = torch.randn(11, width, generator=generator)
+    leaves = [
+        torch.randn(shape, generator=generator).requires_grad_()
+        for shape in ((*size, width), (*size, rank), (11, rank))
+    ]
+    target = torch.randn(*size, width, generator=generator)
+    labels = torch.randint(0, 11, size, generator=generator)
+    weight = torch.rand(size, generator=generator)
+    objective = Objective(0.3, 0.8, False, 0.4, 0.5, 0.25, None)
+    drafted = Drafted(leaves[0], head, leaves[1], leaves[2])
+    mine = block_loss(drafted, target, labels, weight, objective)
+    z = leaves[0] @ head.T + leaves[1] @ leaves[2].T
+    p, q = (target @ head.T).softmax(-1), z.softmax(-1)
+    goal = 0.6 * p + 0.4 * F.one_hot(p.argmax(-1), 11)
+    rows = 0.3 * -(goal * q.log()).sum(-1) + 0.8 * (goal - q).abs().sum(-1) / 2
+    plain = (rows * weight * mine.alive).sum()
+    torch.testing.assert_close(mine.loss, plain)
+    for one, other in zip(
+        torch.autograd.grad(2 * mine.loss, leaves), torch.autograd.grad(2 * plain, leaves),
+        strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    # In chunks it is the same.
+    block_loss_chunks = [
+        block_loss(
+            Drafted(leaves[0][i : i + 2], head, leaves[1][i : i + 2], leaves[2]),
+            target[i : i + 2], labels[i : i + 2], weight[i : i + 2], objective,
+        ).loss
+        for i in (0, 2, 4)
+    ]  # fmt: skip
+    torch.testing.assert_close(torch.stack(block_loss_chunks).sum(), mine.loss)
+
+
+def test_weights_of_the_papers_examples() -> None:
+    chances, all_valid = torch.tensor([0.9, 0.5, 0.2]), torch.ones(3, dtype=torch.bool)
+    full = dpace_weights(chances, all_valid, 0.5)
+    torch.testing.assert_close(full, torch.tensor([2.09, 1.14, 0.4275]))
+    holed = dpace_weights(chances, torch.tensor([True, False, True]), 0.5)
+    torch.testing.assert_close(holed[[0, 2]], torch.tensor([1.52, 0.57]))
+    assert ref.dpace([0.9, 0.5, 0.2], [True] * 3, 0.5) == pytest.approx([2.09, 1.14, 0.4275])
+    wanted = torch.tensor([1.0, 0.7788, 0.6065, 0.4724])
+    torch.testing.assert_close(decay_weights(4, 4.0, CPU), wanted, atol=5e-5, rtol=0)
+
+
+def test_markov_heads_of_the_papers_examples() -> None:
+    gated = {
+        "markov_head.gate_proj.weight": torch.tensor([[0.3, 0.1]]),
+        "markov_head.gate_proj.bias": torch.tensor([0.2]),
+    }
+    hidden, embedded = torch.tensor([[2.0]]), torch.tensor([[0.5]])
+    latent, _ = MarkovHead("gated", 1).advance(hidden, embedded, None, gated)
+    assert float(latent) == pytest.approx(0.350284, abs=1e-6)
+    rnn = {
+        "markov_head.joint_proj.weight": torch.tensor(
+            [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9]]
+        ),
+        "markov_head.joint_proj.bias": torch.zeros(3),
+    }
+    head = MarkovHead("rnn", 1)
+    hidden, embedded = torch.tensor([[[2.0], [1.0]]]), torch.tensor([[[0.5], [-1.0]]])
+    latents = head.latents(hidden, embedded, rnn)
+    assert latents.flatten().tolist() == pytest.approx([0.975743, 0.298654], abs=1e-6)
+    state = head.advance(hidden[:, 0], embedded[:, 0], None, rnn)[1]
+    assert float(state) == pytest.approx(0.297202, abs=1e-6)  # type: ignore[arg-type]
+    state = head.advance(hidden[:, 1], embedded[:, 1], state, rnn)[1]
+    assert float(state) == pytest.approx(0.258974, abs=1e-6)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layers", "count", "wanted"),
+    [
+        (28, 5, [1, 7, 13, 19, 25]),
+        (36, 5, [1, 9, 17, 25, 33]),
+        (64, 5, [1, 16, 31, 46, 61]),
+        (36, 6, [1, 7, 14, 20, 27, 33]),
+        (48, 8, [1, 7, 14, 20, 26, 32, 39, 45]),
+        (24, 3, [1, 11, 21]),
+        (4, 2, [1, 1]),
+        (12, 1, [6]),
+    ],
+)
+def test_target_layers_are_spread(layers: int, count: int, wanted: list[int]) -> None:
+    assert spread(layers, count) == wanted
+    with pytest.raises(ValueError, match="3 layers"):
+        spread(3, 2)
+
+
+def test_anchors_stand_before_own_text() -> None:
+    own = torch.zeros(3, 30, dtype=torch.bool)
+    own[0, 10:20] = True
+    own[1, 3:5] = True
+    torch.manual_seed(0)
+    blocks = draw_anchors(own, 6, 4)
+    assert (blocks.anchors.diff() > 0).all()
+    for anchor, valid in zip(*(part[0].tolist() for part in blocks), strict=True):
+        assert valid
+        assert own[0, anchor + 1]
+    assert blocks.anchors[1][blocks.valid[1]].tolist() == [2, 3]
+    assert blocks.valid[2].all()
+    assert blocks.anchors.min() >= 1
+    assert blocks.anchors.max() + 4 < 30
+    seen = torch.cat([draw_anchors(own, 6, 4).anchors[2] for _ in range(100)])
+    assert set(seen.tolist()) == set(range(1, 26))
+    parts = list(every_anchor(own.long(), 7, 4))
+    assert [part for part, _ in parts] == [slice(i, min(i + 7, 26)) for i in range(0, 26, 7)]
+    assert parts[-1][1].anchors[0].tolist() == [21, 22, 23, 24, 25, 25, 25]
+
+
+def test_flex_attention_is_the_whole_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not compiled, which takes a CPU long."""
+    monkeypatch.setattr(block_attention, "compiled", lambda function: function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert disagreement(block_attention._flex(), CPU, torch.float32, 16) < 1e-4
+    wrong = DENSE._replace(mask=lambda visible, like, keys: DENSE.mask(visible, like, keys) | True)  # type: ignore[operator]
+    assert disagreement(wrong, CPU, torch.float32, 16) > 0.1
+
+
+def test_figures_of_some_rows_are_of_these_alone() -> None:
+    agree = torch.tensor([[[1, 1], [0, 0], [1, 0], [1, 1]]]).bool()
+    own = torch.ones(1, 6, dtype=torch.bool)
+    counts = AgreementCounts(2)
+    counts.add(agree, own, 0, torch.tensor([[True, False, True, False]]))
+    found = counts.result()
+    assert found.projected == 1 + (2 + 1) / 2
+    assert found.walked is None
+    assert whole_drafts(own, 0, 4, 2).tolist() == [[True] * 4]
+    own[0, 4:] = False
+    assert whole_drafts(own, 0, 4, 2).tolist() == [[True, True, True, False]]
+    assert whole_drafts(own & False, 0, 4, 2).all()
+
+
+def test_the_mask_token_is_the_tokenizers() -> None:
+    config = load_model_config(resolve_model("pycoder"))
+    spec = TrainSpec(algorithm="DFLASH", model="pycoder", data=("d",), output="o", steps=1)
+    assert mask_token(spec, config) == 3
+    assert mask_token(msgspec.structs.replace(spec, mask_token_id=5), config) == 5
+
+
+def test_another_mask_token_than_the_tokenizers_is_refused(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    words = {"<m>": 4, "a": 0}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "a"},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "tokenizer_config.json").write_text('{"mask_token": {"content": "<m>"}}')
+    config = load_model_config(tmp_path)
+    assert mask_token(spec_of(tmp_path, "DFLASH", mask_token_id=None), config) == 4
+    with pytest.raises(RefusedError, match="mask_token_id: is 7, but 4 is the tokenizer's <m>"):
+        mask_token(spec_of(tmp_path, "DFLASH"), config)
+
+
+def test_temperatures_are_tried_on_other_rows(folder: Path, tmp_path: Path) -> None:
+    made = make(folder, "DSPARK")
+    said: list[str] = []
+    ids = np.random.default_rng(0).integers(1, VOCAB, (12, LENGTH)).astype(np.int32)
+    source = RowSource(ids, None, 0, CPU)
+    table = calibrate(made.recipe, source, 12, 4, said.append)  # type: ignore[arg-type]
+    assert table is not None
+    assert table.num_samples == 6 * (LENGTH - 3)
+    assert f"{2 * table.num_samples} positions, fewer than" in said[0]
+    parts = [source.take(first, 4) for first in (0, 4, 8)]
+    found = [made.recipe.propose(part) for part in parts]
+    logits = torch.cat([one.confidence for one in found if one.confidence is not None])
+    accepted = torch.cat([one.agree for one in found]).int().cumprod(-1)
+    rest = slice(1, None, 2)
+    errors = held_out_errors(
+        logits[rest].flatten(0, 1).double().numpy(),
+        accepted[rest].flatten(0, 1).double().numpy(),
+        table.temperatures,
+    )
+    assert table.ece_after == pytest.approx(errors)
+    few = calibrate(made.recipe, RowSource(ids[:1], None, 0, CPU), 1, 4, said.append)  # type: ignore[arg-type]
+    assert few is None
+    assert not math.isnan(sum(errors))
