@@ -216,7 +216,7 @@ def compact() -> Pair:
     return compiled, lambda: compact_model(slots, starts, table, PAGE_SIZE, accepted)
 
 
-@case("DraftWindowSlotMap: slide, ensure 16 positions and translate them for 64 rows, window 2,048")
+@case("DraftWindowSlotMap: slide, and ensure 16 positions for 64 rows, window 2,048")
 def draft_window() -> Pair:
     """Each call commits 16 tokens a row; where its 4,096 positions end, a row begins anew."""
     rows, columns, window, width = 64, 256, 2_048, 16
@@ -225,7 +225,6 @@ def draft_window() -> Pair:
     real, model = DraftWindowSlotMap(*shape), DraftWindowModel(*shape)
     table = np.arange(1, rows * columns + 1, dtype=np.int32).reshape(rows, columns)
     arrays, lists, lengths = list(table), table.tolist(), [window, window]
-    offsets = np.arange(width, dtype=np.int32)
     for slot in range(rows):
         real.attach(slot, window, arrays[slot])
         model.attach(slot, window, lists[slot])
@@ -243,8 +242,6 @@ def draft_window() -> Pair:
                 real.attach(slot, length, pages)
             real.slide(slot, length)
             real.ensure(slot, length, length + width, pages)
-        first = table[:, length // PAGE_SIZE] * PAGE_SIZE
-        real.translate((first[:, None] + offsets).reshape(-1))
 
     def plain() -> None:
         length, anew = advance(1)
@@ -254,8 +251,6 @@ def draft_window() -> Pair:
                 model.attach(slot, length, pages)
             model.slide(slot, length)
             model.ensure(slot, length, length + width, pages)
-        firsts = [pages[length // PAGE_SIZE] * PAGE_SIZE for pages in lists]
-        model.translate([first + i for first in firsts for i in range(width)])
 
     return compiled, plain
 

@@ -104,14 +104,6 @@ class DraftWindowSlotMap:
         and what they have now, int32 [n]. In the order in which they changed first.
         """
 
-    def translate(
-        self, slots: NDArray[np.int32], out: NDArray[np.int32] | None = None
-    ) -> NDArray[np.int32]:
-        """Draft slots, int32 [n], of target slots; 0 for those that have none, and for the sink's.
-
-        Written into `out` where it is given (it may be `slots` itself), and returned.
-        """
-
     def slide(self, slot: int, length: int) -> None:
         """No step planned from now on reads what is more than a window below `length`."""
 

@@ -3,7 +3,7 @@
 """Map from target KV slots to a compact pool that keeps a drafter's KV of a sliding window.
 
 A target page has at most one draft page, and offset o of the one is offset o of the other. Draft
-page 0 is the sink: what has no page is written there, and translates to slot 0.
+page 0 is the sink: what has no page is written there.
 
 Requests that share a target page through the radix tree share its draft page. Whoever has the page
 in its window is one of its readers; the last one to stop reading frees it. It can be taken anew
@@ -484,27 +484,6 @@ cdef class DraftWindowSlotMap:
             self._is_changed[self._changed[i]] = 0
         self._changed_count = 0
         return pages, drafts
-
-    def translate(self, const int32_t[::1] slots not None, out=None):
-        """Draft slots, int32 [n], of target slots; 0 for those that have none, and for the sink's.
-
-        Written into `out` where it is given (it may be `slots` itself), and returned.
-        """
-        cdef Py_ssize_t i, n = slots.shape[0]
-        cdef int32_t slot, size = self._page_size, draft
-        cdef int32_t most = (self._target_pages + 1) * size
-        for i in range(n):
-            if not 0 <= slots[i] < most:
-                raise ValueError(f"slots[{i}] is {slots[i]}, outside 0..{most - 1}")
-        found = np.empty(n, np.int32) if out is None else out
-        cdef int32_t[::1] view = found
-        if view.shape[0] != n:
-            raise ValueError(f"out has {view.shape[0]} elements for {n} slots")
-        for i in range(n):
-            slot = slots[i]
-            draft = self._map[slot // size]
-            view[i] = draft * size + slot % size if draft else 0
-        return found
 
     def slide(self, int32_t slot, int32_t length):
         """No step planned from now on reads what is more than a window below `length`.

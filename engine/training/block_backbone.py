@@ -15,7 +15,7 @@ from .block_attention import DENSE, attention_for, block_visible
 from .block_layout import block_ids, block_positions
 from .compiled import compiled
 from .dense import DenseTarget, rotate
-from .draft_layer import learnt_matrix, learnt_norm
+from .draft_layer import learnt_matrix, learnt_norm, learnt_qwen3_layer
 
 Named = dict[str, torch.Tensor]
 
@@ -37,33 +37,14 @@ class BlockBackbone:
     def initial(self, features: int, generator: torch.Generator) -> Named:
         """Parameters of layers that add nothing at first, over ``features`` numbers a token."""
         model, device = self._model, self._target.device
-        hidden, inner = model.hidden_size, model.intermediate_size
+        hidden = model.hidden_size
         made = {
             "fc.weight": learnt_matrix((hidden, features), generator, device),
             "hidden_norm.weight": learnt_norm(hidden, device),
             "norm.weight": self._target.final_norm.detach().float().clone().requires_grad_(),
         }
         for index in range(model.num_hidden_layers):
-            prefix = f"layers.{index}"
-            for name, size in {
-                "self_attn.q_proj": (model.q_size, hidden),
-                "self_attn.k_proj": (model.kv_size, hidden),
-                "self_attn.v_proj": (model.kv_size, hidden),
-                "self_attn.o_proj": (hidden, model.q_size),
-                "mlp.gate_proj": (inner, hidden),
-                "mlp.up_proj": (inner, hidden),
-                "mlp.down_proj": (hidden, inner),
-            }.items():
-                made[f"{prefix}.{name}.weight"] = learnt_matrix(size, generator, device)
-            for name in ("self_attn.o_proj", "mlp.down_proj"):
-                made[f"{prefix}.{name}.weight"].data.zero_()
-            for name, width in {
-                "input_layernorm": hidden,
-                "post_attention_layernorm": hidden,
-                "self_attn.q_norm": model.head_dim,
-                "self_attn.k_norm": model.head_dim,
-            }.items():
-                made[f"{prefix}.{name}.weight"] = learnt_norm(width, device)
+            made |= learnt_qwen3_layer(f"layers.{index}", model, generator, device)
         return made
 
     def forward(

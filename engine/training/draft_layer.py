@@ -65,6 +65,35 @@ def copy_leaves(parameters: dict[str, torch.Tensor], tensors: dict[str, torch.Te
             leaf.copy_(tensors[name])
 
 
+def learnt_qwen3_layer(
+    prefix: str, model: ModelConfig, generator: torch.Generator, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """A Qwen3 layer's parameters by the checkpoint's names; it adds nothing at first."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    matrices = {
+        "self_attn.q_proj": (model.q_size, hidden),
+        "self_attn.k_proj": (model.kv_size, hidden),
+        "self_attn.v_proj": (model.kv_size, hidden),
+        "self_attn.o_proj": (hidden, model.q_size),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    norms = {
+        "input_layernorm": hidden,
+        "post_attention_layernorm": hidden,
+        "self_attn.q_norm": model.head_dim,
+        "self_attn.k_norm": model.head_dim,
+    }
+    made = {
+        f"{prefix}.{name}.weight": learnt_matrix(size, generator, device)
+        for name, size in matrices.items()
+    }
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        made[f"{prefix}.{name}.weight"].data.zero_()
+    return made | {f"{prefix}.{name}.weight": learnt_norm(n, device) for name, n in norms.items()}
+
+
 def learnt_norm(size: int, device: torch.device) -> torch.Tensor:
     """Ones."""
     return torch.ones(size, device=device, requires_grad=True)

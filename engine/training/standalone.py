@@ -13,7 +13,7 @@ from .batches import Batch
 from .chain_loss import ChainLoss
 from .compiled import compiled
 from .dense import Weights, decoder_layer
-from .draft_layer import check_heads, copy_leaves, learnt_matrix, learnt_norm
+from .draft_layer import check_heads, copy_leaves, learnt_norm, learnt_qwen3_layer
 from .export import draft_config
 from .losses import Wanted, agreement
 from .recipe import Exported, Setting, StepResult
@@ -112,30 +112,11 @@ class Standalone:
 
     def _initial(self, generator: torch.Generator) -> dict[str, torch.Tensor]:
         model, device = self._model, self._target.device
-        hidden, inner, head = model.hidden_size, model.intermediate_size, model.head_dim
+        hidden = model.hidden_size
         embed = torch.randn(model.vocab_size, hidden, generator=generator) * 0.02
         made = {_EMBED: embed.to(device).requires_grad_()}
         for index in range(model.num_hidden_layers):
-            prefix = f"model.layers.{index}"
-            for name, size in {
-                "self_attn.q_proj": (model.q_size, hidden),
-                "self_attn.k_proj": (model.kv_size, hidden),
-                "self_attn.v_proj": (model.kv_size, hidden),
-                "self_attn.o_proj": (hidden, model.q_size),
-                "mlp.gate_proj": (inner, hidden),
-                "mlp.up_proj": (inner, hidden),
-                "mlp.down_proj": (hidden, inner),
-            }.items():
-                made[f"{prefix}.{name}.weight"] = learnt_matrix(size, generator, device)
-            for name in ("self_attn.o_proj", "mlp.down_proj"):
-                made[f"{prefix}.{name}.weight"].data.zero_()
-            for name, width in {
-                "input_layernorm": hidden,
-                "post_attention_layernorm": hidden,
-                "self_attn.q_norm": head,
-                "self_attn.k_norm": head,
-            }.items():
-                made[f"{prefix}.{name}.weight"] = learnt_norm(width, device)
+            made |= learnt_qwen3_layer(f"model.layers.{index}", model, generator, device)
         made["model.norm.weight"] = learnt_norm(hidden, device)
         return made
 

@@ -23,26 +23,15 @@ def make(
     return DraftWindowSlotMap(target_pages, pool_pages, page_size, window, max_slots=4)
 
 
-def slots_of(row: NDArray[np.int32], page_size: int, start: int, end: int) -> NDArray[np.int32]:
-    at = np.arange(start, end)
-    return np.asarray(row[at // page_size] * page_size + at % page_size, np.int32)
-
-
-def test_translation_keeps_offsets_and_sends_the_rest_to_the_sink() -> None:
+def test_pages_get_draft_pages_and_the_rest_the_sink() -> None:
     window = make()
     pages = int32(7, 3, 9)
     window.attach(0, 0, pages)
     assert window.ensure(0, 0, 10, pages) == 0
     drafts = window.table[pages]
     assert sorted(drafts) == [1, 2, 3]
-    found = window.translate(slots_of(pages, 4, 0, 12))
-    assert found.dtype == np.int32
-    assert found.tolist() == slots_of(drafts, 4, 0, 12).tolist()
-    assert window.translate(int32(0, 1, 3, 4, 39 * 4)).tolist() == [0] * 5  # the sink, unmapped
-    slots = slots_of(pages, 4, 0, 3)
-    assert window.translate(slots, out=slots) is slots
-    assert slots.tolist() == found[:3].tolist()
-    assert window.translate(int32()).tolist() == []
+    assert drafts.dtype == np.int32
+    assert window.table[int32(0, 1, 39)].tolist() == [0] * 3
 
 
 def test_exhaustion_is_counted_and_keeps_the_newest_positions() -> None:
@@ -51,7 +40,6 @@ def test_exhaustion_is_counted_and_keeps_the_newest_positions() -> None:
     window.attach(0, 0, pages)
     assert window.ensure(0, 0, 16, pages) == 2
     assert window.table[pages].astype(bool).tolist() == [False] * 2 + [True] * 2 + [False] * 2
-    assert window.translate(slots_of(pages, 4, 0, 8)).tolist() == [0] * 8
     state = window.state(0)
     assert (state.low, state.end) == (8, 16)
     stats = window.stats()
@@ -238,8 +226,9 @@ def test_a_page_of_one_token() -> None:
     for length in range(20):
         window.slide(0, length)
         assert window.ensure(0, length, length + 2, pages) == 0
-        found = window.translate(row(1, 22))
-        assert np.flatnonzero(found).tolist() == list(range(max(0, length - 2), length + 2))
+        assert np.flatnonzero(window.table[row(1, 22)]).tolist() == list(
+            range(max(0, length - 2), length + 2)
+        )
         window.check()
     assert window.stats().high_water == 4
 
@@ -333,13 +322,6 @@ def test_bad_arguments() -> None:
         window.ensure(0, 4, 5, int32(1, 9, 3))
     with pytest.raises(ValueError, match="length is -1"):
         window.slide(0, -1)
-    for slot in (-1, 164):
-        with pytest.raises(ValueError, match=rf"slots\[1\] is {slot}, outside 0..163"):
-            window.translate(int32(0, slot))
-    with pytest.raises(ValueError, match="out has 1 elements for 2 slots"):
-        window.translate(int32(0, 1), out=int32(0))
-    with pytest.raises(ValueError, match="dtype mismatch"):
-        window.translate(np.array([1]))
     window.begin_step(5)
     window.end_step(5)
     with pytest.raises(ValueError, match="step is 5: step 5 was begun"):

@@ -15,9 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 from outrider.cython_ext.draft_window import DraftWindowSlotMap
-from outrider.engine_core.draft_window import draft_pool_pages, window_view
+from outrider.engine_core.draft_window import draft_pool_pages
 
 from ..reference.draft_window_ref import DraftWindowModel
+from ..reference.window_view_ref import window_view
 from ..stateful import run_until_reached
 
 REACHED: Counter[str] = Counter()
@@ -265,10 +266,14 @@ class WindowMachine(RuleBasedStateMachine):
     def slots(self, request: Request, start: int, end: int) -> dict[int, int]:
         """Draft slot of each position, without those in the sink."""
         positions = range(start, end)
-        targets = [request.row[p // self.size] * self.size + p % self.size for p in positions]
-        found = self.real.translate(int32(targets)).tolist()
-        assert found == self.model.translate(targets)
-        return {p: slot for p, slot in zip(positions, found, strict=True) if slot}
+        table, known = self.real.table, self.model.table()
+        found = {}
+        for p in positions:
+            target = request.row[p // self.size]
+            assert table[target] == known[target]
+            if table[target]:
+                found[p] = int(table[target]) * self.size + p % self.size
+        return found
 
     def read(self, request: Request, flight: Flight) -> None:
         """What the drafter reads at the device's length: rows of this very sequence, and no gap."""

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine_core.draft_window import window_view
 from outrider.kernels import block_layout, window_layout
 from outrider.kernels import window_layout_gpu as gpu
+
+from ..reference.window_view_ref import window_view
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SLOTS, TARGETS, POISON = 9, 60, -77
@@ -78,7 +79,7 @@ def test_views_are_a_window_from_a_pages_beginning_on(page: int, lengths: dict[i
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize(("rows", "drafts", "first_row"), [(1, 3, 0), (5, 7, 1), (8, 20, 1)])
 def test_blocks_stand_behind_their_views(page: int, rows: int, drafts: int, first_row: int) -> None:
-    """As the host's `window_view` says, row by row."""
+    """As the reference `window_view` says, row by row."""
     window, columns, width = 21, 64 // page, drafts + 1
     generator = torch.Generator().manual_seed(rows)
     slots = torch.randperm(SLOTS, generator=generator)[:rows].to(DEVICE, torch.int32)

@@ -204,11 +204,6 @@ class DraftWindowModel:
                 request.end = min(request.end, min(gone) * self.size)
         return before - len(self.drafts)
 
-    def translate(self, slots: Sequence[int]) -> list[int]:
-        table = self.table()
-        pairs = [(table[slot // self.size], slot % self.size) for slot in slots]
-        return [page * self.size + offset if page else 0 for page, offset in pairs]
-
     def reset(self) -> None:
         if self.done < self.step:
             raise RuntimeError("in flight")

@@ -51,7 +51,7 @@ def requests() -> list[GenerateRequest]:
     for i in range(2):
         prompt = [(3 * j * j + i * 5 + j) % VOCAB for j in range(2 + 11 * i)]
         params = SamplingParams(
-            temperature=0.8 * (i % 2), seed=i, max_new_tokens=8 - i, ignore_eos=True
+            temperature=0.8 * (i % 2), seed=5 * i, max_new_tokens=8 - i, ignore_eos=True
         )
         out.append(request(f"r{i}", prompt, params))
     return out
@@ -144,11 +144,11 @@ def test_rejection_sampling_gives_the_tokens_of_the_cpu(
     with draft_core(models, algorithm, CHAIN, speculative_use_rejection_sampling=True) as made:
         outputs = drive(made.core, requests())
         rejected = made.core.stats(0).spec_draft_tokens - made.core.stats(0).spec_accepted_tokens
-    tokens, _ = run(models, algorithm, CHAIN, drawn=True)
+    tokens, accepted = run(models, algorithm, CHAIN, drawn=True)
     assert tokens == {rid: tokens_of(some) for rid, some in outputs.items()}
     assert tokens["r0"] == plain["r0"]
     assert tokens["r1"] != plain["r1"]
-    assert rejected > 0
+    assert min(accepted, rejected) > 0
 
 
 @pytest.mark.gpu
