@@ -141,5 +141,5 @@ def disagreement(
             total = answer.float().square().sum()
             found.append([answer, *(torch.autograd.grad(total, leaves) if learns else ())])
         for mine, plain in zip(*found, strict=True):
-            worst = max(worst, float((mine - plain).abs().max()))
+            worst = max(worst, float((mine - plain).detach().abs().max()))
     return worst

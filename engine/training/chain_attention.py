@@ -71,7 +71,7 @@ def attention_for(
             for function in (chain_attention, dense_chain_attention)
         ]
         found = [[a, *torch.autograd.grad(a.float().square().sum(), leaves)] for a in answers]
-        worst = max(float((x - y).abs().max()) for x, y in zip(*found, strict=True))
+        worst = max(float((x - y).detach().abs().max()) for x, y in zip(*found, strict=True))
         if worst < 0.1:
             return chain_attention
         reason = f"it is off by {worst:g}"
