@@ -20,8 +20,10 @@ from outrider.engine_core.step_times import StepTimes
 
 
 def tiny_config(model: Path, algorithm: str | None = None, **fields: object) -> EngineConfig:
+    """On a CPU, also where there is a GPU: whoever builds one looks at it with CPU tensors."""
     values: dict[str, object] = {
         "model": str(model),
+        "device": "cpu",
         "num_threads": 1,
         "page_size": 16,
         "max_total_tokens": 4096,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 
 from outrider.engine.agreement import Ranks
@@ -12,7 +13,9 @@ from outrider.engine.kv_pool import KVPool
 from outrider.engine.models import GpuModel
 from outrider.engine.models.block_net import BlockNet
 from outrider.engine.models.draft_net import DraftNet
+from outrider.engine.speculative import block_drafter, eagle_drafter, standalone_drafter
 from outrider.engine.speculative.device_drafter import LoadedModel, loaded_model
+from outrider.engine.speculative.gpu_draft_ops import gpu_draft_ops
 from outrider.engine.window_pages import WindowPages
 from outrider.engine_core.assembly import Assembly, assemble
 from outrider.engine_core.config import EngineConfig, resolve_config
@@ -75,6 +78,18 @@ class KvModel:
 
     def tune(self, rows: Iterable[int]) -> None:
         pass
+
+
+@contextmanager
+def drafting_on_the_gpu() -> Iterator[None]:
+    """Drafters that are made meanwhile draft with the GPU's kernels, also in the interpreter.
+
+    A CPU's core belongs outside: where there is a GPU, those kernels take nothing of a CPU.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (block_drafter, eagle_drafter, standalone_drafter):
+            patched.setattr(module, "draft_ops", gpu_draft_ops)
+        yield
 
 
 @contextmanager

@@ -18,6 +18,20 @@ from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.train_spec import TrainSpec
 
 CUDA = torch.device("cuda")
+# Of torch's compiler itself: it loads a scripted class, asks any tensor for a gradient, makes (in
+# 2.13) an autograd function, and says what could be faster. As errors they end a compilation.
+pytestmark = [
+    pytest.mark.filterwarnings(
+        r"ignore:`torch\.jit\.script_method` is deprecated:DeprecationWarning:torch\.jit"
+    ),
+    pytest.mark.filterwarnings(
+        r"ignore:The \.grad attribute of a Tensor that is not a leaf Tensor:UserWarning:torch\."
+    ),
+    pytest.mark.filterwarnings(
+        r"ignore:.*autograd\.function\.Function'> should not be inst:DeprecationWarning:torch\."
+    ),
+    pytest.mark.filterwarnings(r"ignore::UserWarning:torch\._inductor\."),
+]
 
 
 @pytest.mark.gpu

@@ -14,8 +14,6 @@ from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.models import load_model
 from outrider.engine.models.gpu_block import GpuBlock
 from outrider.engine.models.gpu_decoder import GpuDecoder
-from outrider.engine.speculative import block_drafter
-from outrider.engine.speculative.gpu_draft_ops import gpu_draft_ops
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core.assembly import Assembly
 from outrider.engine_core.core import EngineCore
@@ -28,18 +26,13 @@ from outrider.engine_core.sampling_params import SamplingParams
 from ..block_cores import VOCAB, block_core, draft_config, draft_weights, write_target
 from ..block_nets import CPU
 from ..cores import drive, request, tokens_of
-from .device_cores import device_core
+from .device_cores import device_core, drafting_on_the_gpu
 from .eager_graphs import GRAPHS
 from .gpu_driver import DEVICE
 
 DTYPE = torch.float32
 DRAFTS = 3
 Tokens = dict[str, list[int]]
-
-
-@pytest.fixture(autouse=True)
-def _kernels_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_drafter, "draft_ops", gpu_draft_ops)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +79,7 @@ def started(
             "speculative_draft_window_size": window,
             **more,
         }
-    with device_core(model, known, **flags) as made:
+    with drafting_on_the_gpu(), device_core(model, known, **flags) as made:
         yield made
 
 
@@ -187,7 +180,7 @@ def test_simulated_survival_is_the_cpus(target: Path, mode: str) -> None:
         found.append(survived(assembly.core, mode))
     with block_core(target, "dspark", chunked_prefill_size=9, **flags) as made:
         found.append(survived(made.core, mode))
-    assert found[0] == found[1]
+    assert found[0] == found[1], f"{found[0]}, but the CPU's are {found[1]}"
 
 
 def survived(core: EngineCore, mode: str) -> list[object]:

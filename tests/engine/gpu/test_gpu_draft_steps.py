@@ -14,8 +14,6 @@ from outrider.engine.models.draft_net import DraftNet
 from outrider.engine.models.gpu_decoder import GpuDecoder
 from outrider.engine.models.gpu_draft import GpuDraft
 from outrider.engine.models.standalone_draft import GpuStandaloneDraft
-from outrider.engine.speculative import eagle_drafter, standalone_drafter
-from outrider.engine.speculative.gpu_draft_ops import gpu_draft_ops
 from outrider.engine.weights import Checkpoint
 from outrider.engine_core.assembly import Assembly
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
@@ -27,17 +25,11 @@ from outrider.engine_core.sampling_params import SamplingParams
 
 from ..cores import drive, request, tokens_of
 from ..draft_cores import CHAIN, TREE, VOCAB, Models, draft_core, write_models
-from .device_cores import device_core
+from .device_cores import device_core, drafting_on_the_gpu
 from .gpu_driver import DEVICE
 
 DTYPE = torch.float32
 Tokens = dict[str, list[int]]
-
-
-@pytest.fixture(autouse=True)
-def _kernels_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (eagle_drafter, standalone_drafter):
-        monkeypatch.setattr(module, "draft_ops", gpu_draft_ops)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +81,7 @@ def started(
             "speculative_use_rejection_sampling": drawn,
             "draft": (load(models, algorithm, target), shape),
         }
-    with device_core(target, known, **flags) as made:
+    with drafting_on_the_gpu(), device_core(target, known, **flags) as made:
         yield made
 
 
@@ -140,12 +132,16 @@ def test_every_drafter_gives_the_tokens_of_plain_decoding(
 def test_rejection_sampling_gives_the_tokens_of_the_cpu(
     models: Models, plain: Tokens, algorithm: DraftAlgorithm
 ) -> None:
-    """Those of sampled requests are not plain decoding's, those of greedy ones are."""
+    """Those of sampled requests are not plain decoding's, those of greedy ones are.
+
+    Float32's rounding decides nothing: with all weights off by 1e-4 the tokens are the same.
+    """
     with draft_core(models, algorithm, CHAIN, speculative_use_rejection_sampling=True) as made:
         outputs = drive(made.core, requests())
         rejected = made.core.stats(0).spec_draft_tokens - made.core.stats(0).spec_accepted_tokens
     tokens, accepted = run(models, algorithm, CHAIN, drawn=True)
-    assert tokens == {rid: tokens_of(some) for rid, some in outputs.items()}
+    wanted = {rid: tokens_of(some) for rid, some in outputs.items()}
+    assert tokens == wanted, f"{tokens}, but the CPU's are {wanted}"
     assert tokens["r0"] == plain["r0"]
     assert tokens["r1"] != plain["r1"]
     assert min(accepted, rejected) > 0

@@ -19,7 +19,7 @@ from ..draft_cores import VOCAB as MODEL_VOCAB
 from ..tiny import bigram_config
 from .device_cores import KvModel, device_core
 from .eager_graphs import GRAPHS, EagerGraphs
-from .test_gpu_draft_steps import _kernels_of_the_gpu, models, started  # noqa: F401
+from .test_gpu_draft_steps import models, started  # noqa: F401
 
 VOCAB = 7
 Tokens = dict[str, list[int]]

@@ -1,12 +1,12 @@
 """Ragged verify on the GPU's kernels, in graphs' sizes and in exact ones: only lengths change."""
 
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from outrider.engine.gpu import worker as worker_module
+from outrider.engine.gpu.graphs import StepGraphs
 from outrider.engine_core.counters import Counters
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest, RequestOutput
@@ -18,7 +18,7 @@ from ...plugins.test_device_plugins import PACKAGE
 from ..cores import drive, request, tokens_of
 from ..tiny import bigram_config
 from .device_cores import KvModel, device_core
-from .eager_graphs import GRAPHS
+from .eager_graphs import EagerGraphs
 
 VOCAB = 7  # the model's texts repeat after about 20 tokens
 GRAPHLESS: dict[str, Any] = {"disable_cuda_graph": True}
@@ -35,8 +35,9 @@ class Ran(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU too no graph is captured: ``KvModel`` looks at its batch on the host."""
     monkeypatch.syspath_prepend(str(PACKAGE))
-    monkeypatch.setattr(worker_module, "StepGraphs", GRAPHS)
+    monkeypatch.setattr(worker_module, "StepGraphs", EagerGraphs)
 
 
 @pytest.fixture(scope="module")
@@ -164,14 +165,17 @@ def test_without_confidence_the_length_policy_caps(plain: Ran) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["compact", "cap-accept"])
-def test_the_embedded_model_in_graphs(tmp_path: Path, costs: str, mode: str) -> None:
-    """Every decode step with drafts replays a graph, whatever its budget."""
+def test_the_embedded_model_in_graphs(
+    costs: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every decode step with drafts replays a captured graph, whatever its budget."""
     from outrider.engine.build import build_engine
     from outrider.engine_core.config import EngineConfig
 
     from .gpu_driver import DEVICE
 
     assert DEVICE.type == "cuda"
+    monkeypatch.setattr(worker_module, "StepGraphs", StepGraphs)
     texts = []
     for name in (None, "GUESS"):
         fields: dict[str, Any] = {}
