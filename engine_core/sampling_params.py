@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from .grammar_spec import GrammarSpec
 from .refusal import Refused
 
 GREEDY_BELOW = 1e-6  # temperatures under this are greedy
@@ -21,7 +22,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``top_k`` -1 means the whole vocabulary. ``seed`` None draws one when the request is
     accepted. ``logprobs`` None returns none, k >= 0 the sampled token's and the k best ones, of
     the raw model distribution (before temperature, penalties and filters). ``logit_bias`` maps a
-    token id to an additive bias. Stop strings are matched on generated text only.
+    token id to an additive bias. Stop strings are matched on generated text only. With a
+    ``grammar`` the output is one of its texts, cut where ``max_new_tokens`` or a stop ends it.
     """
 
     max_new_tokens: int = 128
@@ -42,6 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: dict[int, float] = {}
     seed: int | None = None
     logprobs: int | None = None
+    grammar: GrammarSpec | None = None
 
     @property
     def greedy(self) -> bool:
@@ -59,7 +62,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def refuse(self, vocab_size: int) -> Refused | None:
         """Return why these parameters cannot be served, or None."""
-        return _refuse_numbers(self) or _refuse_stops(self, vocab_size)
+        return _refuse_numbers(self) or _refuse_stops(self, vocab_size) or _refuse_grammar(self)
+
+
+def _refuse_grammar(p: SamplingParams) -> Refused | None:
+    """A text that is complete may only be followed by EOS."""
+    if p.grammar is None:
+        return None
+    if p.ignore_eos:
+        return Refused("ignore_eos", f"{p.grammar.field} ends the output with EOS; leave it out")
+    if p.min_new_tokens:
+        reason = f"{p.grammar.field} decides where the output may end; leave it out"
+        return Refused("min_new_tokens", reason)
+    return None
 
 
 def _refuse_numbers(p: SamplingParams) -> Refused | None:

@@ -26,7 +26,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     hints = typing.get_type_hints(SamplingParams)
     for field in msgspec.structs.fields(SamplingParams):
-        if field.name == "n":
+        if field.name in ("n", "grammar"):
             continue
         name = "--" + field.name.replace("_", "-")
         hint = hints[field.name]
