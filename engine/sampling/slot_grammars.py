@@ -1,0 +1,145 @@
+"""The grammars of the requests in slots: where each stands, and what it allows next."""
+
+from typing import NamedTuple
+
+import numpy as np
+from llguidance import LLMatcher
+
+from ...engine_core.grammar_compiler import GrammarCompiler
+from ...engine_core.grammar_walk import legal_nodes, walk_masks
+from ...engine_core.ids import I32, I64, RowKind, i32, u8
+from ...engine_core.plan import HostDrafts, StepPlan
+from ..step_buffers import StepBuffers
+
+
+class NodeMasks(NamedTuple):
+    """``bits`` int32[M, W]: the tokens allowed at the step's nodes ``nodes`` int64[M]."""
+
+    nodes: I64
+    bits: I32
+
+
+class SiftedDrafts(NamedTuple):
+    """Drafts without what grammars forbid, ``illegal`` of them, and with what they force."""
+
+    drafts: HostDrafts
+    illegal: int
+    forced: int
+
+
+class SlotGrammars:
+    """Matchers by slot, moved by what steps emit alone: once a step, at its end."""
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._matchers: dict[int, LLMatcher] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any slot has a grammar."""
+        return bool(self._matchers)
+
+    def enter(self, plan: StepPlan) -> None:
+        """Requests enter their slots, some with text from before a retraction."""
+        for init in plan.inits:
+            self._matchers.pop(init.slot, None)
+            if init.params.grammar is None:
+                continue
+            matcher = self._compiler.matcher(init.params.grammar)
+            self._consume(matcher, i32(init.output).tolist())
+            self._matchers[init.slot] = matcher
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        self._matchers.clear()
+
+    def sift(self, plan: StepPlan, drafts: HostDrafts) -> SiftedDrafts:
+        """For rows with a grammar without the forbidden drafts and what hangs on them or, where the
+        grammar leaves no choice, those that it forces.
+        """
+        counts, caps, slots = i32(drafts.counts), i32(plan.q_caps) - 1, i32(plan.slots)
+        verifies = u8(plan.kinds) == RowKind.VERIFY
+        cu = np.concatenate(([0], np.cumsum(counts)))
+        tokens, parents = i32(drafts.tokens).tolist(), i32(drafts.parents).tolist()
+        new_tokens: list[int] = []
+        new_parents: list[int] = []
+        new_counts = counts.copy()
+        illegal = forced = 0
+        for row, slot in enumerate(slots.tolist()):
+            begin, end = int(cu[row]), int(cu[row + 1])
+            ours, theirs = tokens[begin:end], parents[begin:end]
+            matcher = self._matchers.get(slot) if verifies[row] else None
+            if matcher is not None:
+                run = matcher.compute_ff_tokens()[: int(caps[row])]
+                if run:
+                    ours, theirs = run, list(range(len(run)))
+                    forced += len(run)
+                elif ours:
+                    ours, theirs = _legal(matcher, ours, theirs)
+                    illegal += end - begin - len(ours)
+                new_counts[row] = len(ours)
+            new_tokens += ours
+            new_parents += theirs
+        made = HostDrafts(
+            drafts.step,
+            new_counts.tobytes(),
+            np.array(new_tokens, dtype=np.int32).tobytes(),
+            np.array(new_parents, dtype=np.int32).tobytes(),
+            drafts.device_caps,
+        )
+        return SiftedDrafts(made, illegal, forced)
+
+    def masks(self, slots: I32, kinds: bytes, branches: bool, buffers: StepBuffers) -> NodeMasks:
+        """What is allowed at the nodes of rows with a grammar, of the batch in ``buffers``."""
+        chosen: list[int] = []
+        parts: list[I32] = []
+        words = self._compiler.mask_words
+        for row, slot in enumerate(slots.tolist()):
+            matcher = self._matchers.get(slot)
+            first, last = int(buffers.node_cu[row]), int(buffers.node_cu[row + 1])
+            if matcher is None or first == last:
+                continue
+            bits = np.empty((last - first, words), dtype=np.int32)
+            tokens = parents = [0]
+            if kinds[row] == RowKind.VERIFY:
+                begin, end = int(buffers.cu_q[row]), int(buffers.cu_q[row + 1])
+                tokens = buffers.input_ids[begin:end].tolist()
+                parents = list(range(-1, end - begin - 1))
+                if branches:
+                    parents = buffers.parents[begin:end].tolist()
+            walk_masks(matcher, tokens, parents, self._compiler.eos_ids, bits)
+            if matcher.is_error():
+                bits[:] = 0
+            chosen.extend(range(first, last))
+            parts.append(bits)
+        bits = np.concatenate(parts) if parts else np.empty((0, words), dtype=np.int32)
+        return NodeMasks(np.array(chosen, dtype=np.int64), bits)
+
+    def advance(self, slots: I32, buffers: StepBuffers) -> None:
+        """Move over what the step's rows emitted."""
+        cu = buffers.accept_cu
+        for row, slot in enumerate(slots.tolist()):
+            matcher = self._matchers.get(slot)
+            if matcher is not None:
+                self._consume(matcher, buffers.emitted[cu[row] : cu[row + 1]].tolist())
+
+    def error(self, slot: int) -> str | None:
+        """Why the slot's grammar can go on with nothing; None if it can, or if there is none."""
+        matcher = self._matchers.get(slot)
+        return matcher.get_error() or None if matcher is not None else None
+
+    def _consume(self, matcher: LLMatcher, tokens: list[int]) -> None:
+        """Up to the end of the text: what a run holds beyond is not the request's."""
+        for token in tokens:
+            if token in self._compiler.eos_ids:
+                return
+            matcher.consume_token(token)
+
+
+def _legal(
+    matcher: LLMatcher, tokens: list[int], parents: list[int]
+) -> tuple[list[int], list[int]]:
+    """The allowed nodes of a tree whose parents count from 1, 0 being the bonus token."""
+    legal = sorted(legal_nodes(matcher, [0, *tokens], [-1, *parents]))
+    place = {0: 0} | {node: index + 1 for index, node in enumerate(legal)}
+    kept = [tokens[node - 1] for node in legal]
+    return kept, [place[parents[node - 1]] for node in legal]
