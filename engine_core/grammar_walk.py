@@ -24,25 +24,35 @@ def walk_masks(
     """
     _fill(matcher, masks[0])
     masks[1:] = _ALL
-    for node in legal_nodes(matcher, tokens, parents):
+    for node in legal_nodes(matcher, tokens, parents, eos_ids):
         if tokens[node] not in eos_ids:
             _fill(matcher, masks[node])
 
 
-def legal_nodes(matcher: LLMatcher, tokens: Sequence[int], parents: Sequence[int]) -> Iterator[int]:
-    """The allowed nodes, each with the matcher behind it; afterwards it is where it was."""
-    path: list[int] = [0]
+def legal_nodes(
+    matcher: LLMatcher, tokens: Sequence[int], parents: Sequence[int], eos_ids: frozenset[int]
+) -> Iterator[int]:
+    """The allowed nodes, each with the matcher behind it; afterwards it is where it was.
+
+    Nothing is allowed behind an EOS, and the matcher does not go there.
+    """
+    path = [0]
+    inside = {0}  # nodes that others may follow
     for node in _depth_first(parents):
-        while path[-1] != parents[node]:
-            if len(path) == 1:
-                break  # the parent is not allowed, and so nothing below it
-            path.pop()
-            matcher.rollback(1)
-        if path[-1] != parents[node] or not matcher.validate_tokens([tokens[node]]):
+        if parents[node] not in inside:
             continue
-        matcher.consume_token(tokens[node])
-        path.append(node)
-        yield node
+        back = len(path) - 1 - path.index(parents[node])
+        if back:
+            matcher.rollback(back)
+            del path[-back:]
+        if tokens[node] in eos_ids:
+            if matcher.is_accepting():
+                yield node
+        elif matcher.validate_tokens([tokens[node]]):
+            matcher.consume_token(tokens[node])
+            path.append(node)
+            inside.add(node)
+            yield node
     if len(path) > 1:
         matcher.rollback(len(path) - 1)
 

@@ -74,7 +74,7 @@ class SlotGrammars:
                     ours, theirs = run, list(range(len(run)))
                     forced += len(run)
                 elif ours:
-                    ours, theirs = _legal(matcher, ours, theirs)
+                    ours, theirs = _legal(matcher, ours, theirs, self._compiler.eos_ids)
                     illegal += end - begin - len(ours)
                 new_counts[row] = len(ours)
             new_tokens += ours
@@ -136,10 +136,10 @@ class SlotGrammars:
 
 
 def _legal(
-    matcher: LLMatcher, tokens: list[int], parents: list[int]
+    matcher: LLMatcher, tokens: list[int], parents: list[int], eos_ids: frozenset[int]
 ) -> tuple[list[int], list[int]]:
     """The allowed nodes of a tree whose parents count from 1, 0 being the bonus token."""
-    legal = sorted(legal_nodes(matcher, [0, *tokens], [-1, *parents]))
+    legal = sorted(legal_nodes(matcher, [0, *tokens], [-1, *parents], eos_ids))
     place = {0: 0} | {node: index + 1 for index, node in enumerate(legal)}
     kept = [tokens[node - 1] for node in legal]
     return kept, [place[parents[node - 1]] for node in legal]
