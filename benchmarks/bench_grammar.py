@@ -10,13 +10,16 @@ token, ``tree_us`` masks of a chain of 7 drafts and the way back (llguidance). O
 """
 
 import argparse
+import importlib
 import json
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -86,9 +89,7 @@ def timed(into: list[float], work: Callable[[], object]) -> object:
     return found
 
 
-def walk(
-    tokenizer: LLTokenizer, schema: str, size: int, numbers: Numbers, seed: int
-) -> list[int]:
+def walk(tokenizer: LLTokenizer, schema: str, size: int, numbers: Numbers, seed: int) -> list[int]:
     """A random text of the schema, and what its steps took."""
     chosen, row = random.Random(seed), np.zeros((DRAFTS + 1, -(-size // 32)), dtype=np.int32)
     grammar = llguidance_grammar(GrammarSpec("json_schema", schema))
@@ -103,14 +104,13 @@ def walk(
     assert isinstance(matcher, LLMatcher)
     text: list[int] = []
     while not matcher.is_stopped() and len(text) < MOST:
-        address = row[0].ctypes.data
-        fill = row[0].nbytes
-        timed(numbers["mask_us"], lambda: matcher.unsafe_compute_mask_ptr(address, fill))
+        mask = row[0].ctypes.data, row[0].nbytes
+        timed(numbers["mask_us"], partial(matcher.unsafe_compute_mask_ptr, *mask))
         allowed = np.flatnonzero(np.unpackbits(row[0].view(np.uint8), bitorder="little")[:size])
         token = int(chosen.choice(allowed.tolist()))
         if token == EOS:
             break
-        timed(numbers["accept_us"], lambda: matcher.consume_token(token))
+        timed(numbers["accept_us"], partial(matcher.consume_token, token))
         text.append(token)
     again = timed(numbers["compile_again_us"], compiled)
     assert isinstance(again, LLMatcher)
@@ -118,18 +118,14 @@ def walk(
         chain = [-1, *text[begin : begin + DRAFTS]]
         parents = list(range(-1, DRAFTS))
         eos = frozenset((EOS,))
-        timed(numbers["tree_us"], lambda: walk_masks(again, chain, parents, eos, row))
+        timed(numbers["tree_us"], partial(walk_masks, again, chain, parents, eos, row))
         again.consume_tokens(chain[1:])
     return text
 
 
-def walk_again(
-    compiler: object, schema: str, size: int, numbers: Numbers, text: list[int]
-) -> bool:
+def walk_again(compiler: Any, schema: str, size: int, numbers: Numbers, text: list[int]) -> bool:
     """xgrammar over the same tokens; whether it allows them."""
-    import xgrammar
-
-    assert isinstance(compiler, xgrammar.GrammarCompiler)
+    xgrammar = importlib.import_module("xgrammar")
     made = timed(
         numbers["compile_us"],
         lambda: compiler.compile_json_schema(schema, any_whitespace=False, separators=(",", ":")),
@@ -138,7 +134,7 @@ def walk_again(
     mask = xgrammar.allocate_token_bitmask(1, size)
     for token in text:
         timed(numbers["mask_us"], lambda: matcher.fill_next_token_bitmask(mask))
-        if not timed(numbers["accept_us"], lambda t=token: matcher.accept_token(t)):
+        if not timed(numbers["accept_us"], partial(matcher.accept_token, token)):
             return False
     return True
 
@@ -158,7 +154,7 @@ def measure(size: int, tokenizer: Tokenizer, schemas: list[str]) -> dict[str, ob
         "llguidance": {"load_ms": load[0] / 1e3, **summary(ours)},
     }
     try:
-        import xgrammar
+        xgrammar = importlib.import_module("xgrammar")
     except ImportError:
         return found
     theirs: Numbers = {name: [] for name in names[:1] + names[2:4]}

@@ -22,7 +22,7 @@ from .models import Model
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
-from .sampling.slot_grammars import NodeMasks, SlotGrammars
+from .sampling.slot_grammars import NodeMasks, RowTokens, SlotGrammars
 from .speculative.device_drafter import DeviceDrafter, LoadedModel
 from .speculative.drafter_maker import make_drafter
 from .speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival
@@ -209,7 +209,9 @@ class StepRunner:
             held = self._drafts.held(plan, drafts, drafted.batch, node_cu)
         masks: NodeMasks | None = None
         if self._grammars:
-            masks = self._grammars.masks(slots, plan.kinds, drafted.branches, buffers)
+            parents = buffers.parents if drafted.branches else None
+            tokens = RowTokens(buffers.cu_q, buffers.node_cu, buffers.input_ids, parents)
+            masks = self._grammars.masks(slots, plan.kinds, tokens)
         targets = choose_targets(
             logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts,
             held, masks,
@@ -223,7 +225,7 @@ class StepRunner:
             self._share(buffers, rows, int(node_cu[rows]))
         settle(total, scattered, slots, buffers, state, self._kv)
         if self._grammars:
-            self._grammars.advance(slots, buffers)
+            self._grammars.advance(slots, buffers.accept_cu, buffers.emitted)
         accept_lens = buffers.accept_lens[:rows]
         logprobs: tuple[RowLogprobs, ...] = ()
         if state.sampling.featured and (state.sampling.features[slots] & AFTERWARDS).any():

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...kernels.logit_edits import MASKED
+from ...kernels.logit_masks import mask_logits
 from .nodes import Nodes
 from .slot_edits import SlotEdits
 from .slot_grammars import NodeMasks
@@ -57,10 +58,7 @@ def apply_masks(logits: torch.Tensor, nodes: Nodes, masks: NodeMasks) -> None:
 
     ``masks.nodes`` are some of ``nodes``, in their order.
     """
-    width = logits.shape[1]
-    bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[:, :width]
-    allowed = torch.from_numpy(bits.view(np.bool_))
     rows = torch.from_numpy(np.searchsorted(nodes.index.numpy(), masks.nodes))
-    part = logits[rows].masked_fill_(~allowed, MASKED)
-    part[~allowed.any(1)] = torch.nan
+    part = logits[rows]
+    mask_logits(part, torch.from_numpy(masks.bits))
     logits[rows] = part

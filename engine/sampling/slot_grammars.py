@@ -9,11 +9,25 @@ from ...engine_core.grammar_compiler import GrammarCompiler
 from ...engine_core.grammar_walk import legal_nodes, walk_masks
 from ...engine_core.ids import I32, I64, RowKind, i32, u8
 from ...engine_core.plan import HostDrafts, StepPlan
-from ..step_buffers import StepBuffers
+
+
+class RowTokens(NamedTuple):
+    """The query tokens of a step's rows, and which of them are nodes.
+
+    ``cu_q`` and ``node_cu`` int32[R + 1]; ``tokens`` and ``parents`` [T], of verify rows the bonus
+    token and drafts, whose parents count within the row; None: all are chains.
+    """
+
+    cu_q: I32
+    node_cu: I32
+    tokens: I32 | I64
+    parents: I32 | None
 
 
 class NodeMasks(NamedTuple):
-    """``bits`` int32[M, W]: the tokens allowed at the step's nodes ``nodes`` int64[M]."""
+    """The tokens allowed at the step's nodes ``nodes`` int64[M]: ``bits`` int32[M, W] as
+    ``kernels/logit_masks`` has them.
+    """
 
     nodes: I64
     bits: I32
@@ -88,39 +102,39 @@ class SlotGrammars:
         )
         return SiftedDrafts(made, illegal, forced)
 
-    def masks(self, slots: I32, kinds: bytes, branches: bool, buffers: StepBuffers) -> NodeMasks:
-        """What is allowed at the nodes of rows with a grammar, of the batch in ``buffers``."""
+    def masks(self, slots: I32, kinds: bytes, rows: RowTokens) -> NodeMasks:
+        """What is allowed at the nodes of the step's rows that have a grammar."""
         chosen: list[int] = []
         parts: list[I32] = []
         words = self._compiler.mask_words
         for row, slot in enumerate(slots.tolist()):
             matcher = self._matchers.get(slot)
-            first, last = int(buffers.node_cu[row]), int(buffers.node_cu[row + 1])
+            first, last = int(rows.node_cu[row]), int(rows.node_cu[row + 1])
             if matcher is None or first == last:
                 continue
-            bits = np.empty((last - first, words), dtype=np.int32)
-            tokens = parents = [0]
+            bits = np.zeros((last - first, words + 1), dtype=np.int32)
+            tokens = parents = [-1]
             if kinds[row] == RowKind.VERIFY:
-                begin, end = int(buffers.cu_q[row]), int(buffers.cu_q[row + 1])
-                tokens = buffers.input_ids[begin:end].tolist()
+                begin, end = int(rows.cu_q[row]), int(rows.cu_q[row + 1])
+                tokens = rows.tokens[begin:end].tolist()
                 parents = list(range(-1, end - begin - 1))
-                if branches:
-                    parents = buffers.parents[begin:end].tolist()
-            walk_masks(matcher, tokens, parents, self._compiler.eos_ids, bits)
+                if rows.parents is not None:
+                    parents = rows.parents[begin:end].tolist()
+            walk_masks(matcher, tokens, parents, self._compiler.eos_ids, bits[:, :words])
             if matcher.is_error():
-                bits[:] = 0
+                bits[:, words] = 1
             chosen.extend(range(first, last))
             parts.append(bits)
-        bits = np.concatenate(parts) if parts else np.empty((0, words), dtype=np.int32)
-        return NodeMasks(np.array(chosen, dtype=np.int64), bits)
+        made = np.concatenate(parts) if parts else np.empty((0, words + 1), dtype=np.int32)
+        return NodeMasks(np.array(chosen, dtype=np.int64), made)
 
-    def advance(self, slots: I32, buffers: StepBuffers) -> None:
-        """Move over what the step's rows emitted."""
-        cu = buffers.accept_cu
+    def advance(self, slots: I32, accept_cu: I32, emitted: I32) -> None:
+        """Move over what the step's rows emitted: ``emitted[accept_cu[r] : accept_cu[r + 1]]``."""
         for row, slot in enumerate(slots.tolist()):
             matcher = self._matchers.get(slot)
             if matcher is not None:
-                self._consume(matcher, buffers.emitted[cu[row] : cu[row + 1]].tolist())
+                run = emitted[accept_cu[row] : accept_cu[row + 1]].tolist()
+                self._consume(matcher, run)
 
     def error(self, slot: int) -> str | None:
         """Why the slot's grammar can go on with nothing; None if it can, or if there is none."""

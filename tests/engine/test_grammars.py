@@ -240,7 +240,7 @@ def test_a_slot_forgets_its_grammar() -> None:
 
 def test_a_row_that_may_have_nothing_is_an_error() -> None:
     logits = torch.randn(3, 40)
-    bits = np.array([[0b101, 0], [0, 0]], dtype=np.int32)
+    bits = np.array([[0b101, 0, 0], [0, 0, 1]], dtype=np.int32)
     places = torch.tensor([2, 5, 9])
     nodes = Nodes(places, *[torch.empty(0)] * 5)
     before = logits.clone()
