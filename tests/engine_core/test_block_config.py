@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from outrider.engine_core.block_capture import default_layer_ids
+from outrider.engine_core.block_capture import spread_layers
 from outrider.engine_core.draft_config import BlockConfig, DraftConfig, MarkovConfig, SpecShape
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import ModelConfig, ModelConfigError
@@ -199,7 +199,7 @@ def test_speculators(tmp_path: Path) -> None:
     ],
 )
 def test_the_rule_of_captured_layers(layers: int, drafts: int, ids: tuple[int, ...]) -> None:
-    assert default_layer_ids(layers, drafts) == ids
+    assert spread_layers(layers, drafts) == ids
 
 
 def test_captured_layers_ascend_whatever_the_order_of_fc(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from outrider.engine.training.batches import Batch
 from outrider.engine.training.block_layout import draw_anchors
-from outrider.engine.training.block_setup import spread
 from outrider.engine.training.export import CONFIG, write_draft
 
 from ...reference import block_training_ref as ref
@@ -31,7 +30,7 @@ def own_batch(made: Made) -> Batch:
 
 def hidden_at(made: Made, ids: torch.Tensor, row: int, anchor: int) -> torch.Tensor:
     """[K, H] by the reference: the rows that propose."""
-    layers = made.spec.feature_layers or tuple(i + 1 for i in spread(5, 2))
+    layers = made.spec.feature_layers or (2, 3)
     streams = made.target.forward(ids, layers).streams
     features = torch.cat(streams, dim=-1)[row, :anchor].double()
     first = made.recipe.first_row
