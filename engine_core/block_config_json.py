@@ -11,10 +11,10 @@ from .block_heads import confidence_with_markov, markov_head
 from .block_layers import block_layers
 from .draft_config import BlockConfig, DraftConfig, SpecShape
 from .draft_names import our_name
+from .drafter_spec import MAX_DRAFT_TOKENS
 from .mask_token import mask_token_id
 from .model_config import ModelConfig
 from .safetensors_header import HeaderError, StoredTensor, tensor_headers
-from .spec_shape import refuse_shape
 
 _ARCHITECTURES: dict[BlockAlgorithm, tuple[str, ...]] = {
     "DFLASH": ("DFlashDraftModel", "MuseGlimmerAssistantModel"),
@@ -35,6 +35,7 @@ _OTHERS = {
     "DeepseekV4ForCausalLM": _LATENT,
     "DeepseekV4ForCausalLMDSpark": _LATENT,
 }
+_PLAIN = "use a plain DFLASH draft"
 _UNSAID: dict[BlockAlgorithm, int] = {"DFLASH": 16, "DSPARK": 7}  # block_size
 # What only DFlash2 drafts have, and its value where they do not.
 _SELECTOR_FIELDS = {
@@ -69,16 +70,17 @@ def parse_block_config(
     first_row = _first_row(fields)
     size = _block_size(fields)
     drafts = (_UNSAID[algorithm] if size is None else size) - _anchors(fields, first_row)
-    shape = SpecShape(drafts, 1, drafts + 1)
-    refused = refuse_shape(shape)
-    if refused is not None:
+    if not 1 <= drafts < MAX_DRAFT_TOKENS:
         raise ValueError(
-            f"block_size: {drafts} drafts are none that a row can have; it {refused.reason}"
+            f"block_size: {size} makes {drafts} drafts, of which a row has 1 to "
+            f"{MAX_DRAFT_TOKENS - 1}; use a draft of other blocks"
         )
+    shape = SpecShape(drafts, 1, drafts + 1)
     own = fields.find("outrider", SpecShape)
-    if own not in (None, shape):
+    if own is not None and own != shape:
         raise ValueError(
-            f"outrider: a block draft's own shape is {drafts} steps of topk 1; change block_size"
+            f"outrider: {own.steps} steps of topk {own.topk} and {own.num_draft_tokens} draft "
+            f"tokens, but its block is {drafts} steps of topk 1 and {drafts + 1}; change block_size"
         )
     markov = None if algorithm == "DFLASH" else markov_head(fields)
     block = BlockConfig(
@@ -124,7 +126,9 @@ def _refuse_architecture(fields: BlockFields) -> None:
         if fields.speculators == _SPECULATORS[algorithm]:
             return
         others = [other for other, name in _SPECULATORS.items() if name == fields.speculators]
-        remedy = f"use --speculative-algorithm {others[0]}" if others else "use a dflash or dspark"
+        remedy = (
+            f"use --speculative-algorithm {others[0]}" if others else "use a dflash or dspark draft"
+        )
         raise ValueError(
             f"speculators_model_type: {fields.speculators!r} is no {algorithm} draft; {remedy}"
         )
@@ -152,20 +156,23 @@ def _refuse_extras(fields: BlockFields) -> None:
         if value is not None and value != neutral:
             raise ValueError(
                 f"{name}: {value:g}, of DFlash2's convolution and selector, which cannot be run; "
-                "use a plain DFLASH draft"
+                f"{_PLAIN}"
             )
-    if (fields.nested("final_logit_softcapping", float) or 0) > 0:
+    cap = fields.nested("final_logit_softcapping", float) or 0.0
+    if cap > 0.0:
         raise ValueError(
-            "final_logit_softcapping: capped logits cannot be run; use a draft without"
+            f"final_logit_softcapping: {cap:g}, capped logits, cannot be run; use a draft without"
         )
     projector = fields.find("projector_type", str)
-    if projector not in (None, "", "dflash") or fields.find("shift_label", bool):
+    if projector not in (None, "", "dflash"):
         raise ValueError(
-            "projector_type: Domino's recurrent head cannot be run; use a plain DFLASH draft"
+            f"projector_type: {projector!r}, Domino's recurrent head, cannot be run; {_PLAIN}"
         )
+    if fields.find("shift_label", bool):
+        raise ValueError(f"shift_label: true, Domino's recurrent head, cannot be run; {_PLAIN}")
     if fields.find("has_embed_tokens", bool):
         raise ValueError(
-            "has_embed_tokens: drafts with an embedding of their own (Nemotron-3.5's layout) "
+            "has_embed_tokens: true, drafts with an embedding of their own (Nemotron-3.5's layout) "
             "cannot be run; use one that shares the target's"
         )
 

@@ -96,7 +96,10 @@ def refuse_shape(shape: SpecShape) -> Refused | None:
     steps, topk, nodes = shape.steps, shape.topk, shape.num_draft_tokens
     for field, value in (("steps", steps), ("topk", topk)):
         if not 1 <= value < MAX_DRAFT_TOKENS:
-            return Refused(field, f"must be between 1 and {MAX_DRAFT_TOKENS - 1}, got {value}")
+            return Refused(
+                field,
+                f"must be between 1 and {MAX_DRAFT_TOKENS - 1}, got {value}; ask for that",
+            )
     fed = topk * (steps - 1)
     if fed > MAX_LEVEL_TOKENS:
         return Refused(
