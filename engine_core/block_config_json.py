@@ -7,7 +7,7 @@ from typing import Literal
 
 from .block_capture import block_capture
 from .block_fields import BlockAlgorithm, BlockFields
-from .block_heads import confidence_with_markov, markov_head
+from .block_heads import confidence_head, confidence_with_markov, markov_head
 from .block_layers import block_layers
 from .draft_config import BlockConfig, DraftConfig, SpecShape
 from .draft_names import our_name
@@ -83,6 +83,7 @@ def parse_block_config(
             f"tokens, but its block is {drafts} steps of topk 1 and {drafts + 1}; change block_size"
         )
     markov = None if algorithm == "DFLASH" else markov_head(fields)
+    confidence = markov is not None and confidence_head(fields)
     block = BlockConfig(
         drafts=drafts,
         first_row=first_row,
@@ -91,9 +92,11 @@ def parse_block_config(
         whole_block_window=fields.speculators is not None,
         embed_scale=_scale(fields, "input_embedding_scale"),
         markov=markov,
-        confidence=markov is not None,
+        confidence=confidence,
         confidence_with_markov=(
-            markov is not None and confidence_with_markov(fields, markov, model.hidden_size, stored)
+            confidence
+            and markov is not None
+            and confidence_with_markov(fields, markov, model.hidden_size, stored)
         ),
         fc_order=capture.fc_order,
         gemma_norms=bool(fields.find("use_gemma_norm", bool)),

@@ -154,6 +154,8 @@ def _block(draft: DraftConfig) -> Finding:
     assert block is not None, "it is a block draft's"
     what = "the token at its own position" if block.first_row else "the next token"
     markov = "" if block.markov is None else f", a {block.markov.kind} Markov head"
+    if block.markov is not None and not block.confidence:
+        markov += ", no confidence head: verify lengths go by the length policy"
     found = (
         f"{block.rows} rows of which {block.drafts} draft, each {what}; mask token "
         f"{block.mask_token_id}{markov}"

@@ -13,9 +13,10 @@ from .draft_folder import draft_folder, tokenizer_folder
 from .drafter_spec import DrafterSpec, find_drafter
 from .model_config import ModelConfig, ModelConfigError
 from .model_path import ModelNotFound
+from .ragged_verify import refuse_ragged
 from .refusal import Refused, RefusedError
 from .safetensors_header import HeaderError, tensor_dtypes
-from .spec_shape import corrected, resolve_shape
+from .spec_shape import corrected, refuse_survival, resolve_shape
 from .token_map import read_token_map
 
 _FIELD = "speculative_draft_model_path"
@@ -78,9 +79,15 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         if isinstance(shape, Refused):
             return shape
         notes = (*draft.notes, *block_notes(config, spec.name, draft.defaults, shape))
+        confidence = draft.block.confidence
+        if spec.gives_survival and not confidence:
+            refused = _refuse_survival(config, spec)
+            if refused is not None:
+                return refused
         asked = config.speculative_ragged_verify_mode in ("compact", "cap-accept")
-        confidence = spec.gives_survival and asked
-        block = msgspec.structs.replace(draft.block, drafts=shape.steps, confidence=confidence)
+        block = msgspec.structs.replace(
+            draft.block, drafts=shape.steps, confidence=confidence and asked
+        )
         draft = msgspec.structs.replace(draft, block=block)
         dtype = target.torch_dtype
         return DraftSource(folder, draft, shape, load_format, stored, dtype, None, notes=notes)
@@ -124,3 +131,10 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         config.speculative_draft_model_quantization == "int8",
         () if note is None else (note,),
     )
+
+
+def _refuse_survival(config: EngineConfig, spec: DrafterSpec) -> Refused | None:
+    """What needs a confidence head, asked of a draft of ``spec`` without one."""
+    name = f"this {spec.name} draft (enable_confidence_head: false)"
+    without = msgspec.structs.replace(spec, name=name, gives_survival=False)
+    return refuse_ragged(config, without) or refuse_survival(config, without)

@@ -254,7 +254,8 @@ def _sliding_windows(raw: _Raw, architecture: Architecture) -> tuple[int, ...]:
         case "llama":
             if slides:
                 raise ValueError(
-                    "layer_types: sliding_attention is none of LlamaForCausalLM's; write full_attention"
+                    "layer_types: sliding_attention is none of LlamaForCausalLM's; write "
+                    "full_attention"
                 )
             return (0,) * layers
         case "mistral":

@@ -161,7 +161,8 @@ def refuse_survival(config: "EngineConfig", spec: DrafterSpec) -> Refused | None
     if config.simulate_accept_length is not None:
         return Refused(field, "simulate_accept_length forces acceptance already; leave one out")
     if not spec.plans_verify:
-        return Refused(field, f"belongs to drafters that give confidence, {spec.name} does not")
+        reason = f"belongs to drafters that give confidence, {spec.name} does not; leave it out"
+        return Refused(field, reason)
     if config.speculative_ragged_verify_mode == "cap-accept":
         return Refused(field, "times verify lengths, of which cap-accept saves none; use compact")
     return None

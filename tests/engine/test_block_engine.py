@@ -64,6 +64,24 @@ def test_tokens_are_those_of_plain_decoding(
     assert accepted < drafted
 
 
+@pytest.mark.parametrize("mode", ["static", "cap-accept", "compact"])
+def test_a_draft_without_a_confidence_head_drafts_in_every_mode(
+    tmp_path: Path, target: Path, plain: list[list[int]], mode: str
+) -> None:
+    config = tiny_config(
+        target,
+        "DSPARK",
+        device="cpu",
+        speculative_draft_model_path=str(BLOCKS["dspark-no-confidence"].write(tmp_path, target)),
+        speculative_ragged_verify_mode=mode,
+    )
+    with running_engine(config) as engine:
+        assert engine.core.scheduler.verify is None  # nothing plans lengths by confidence
+    tokens, drafted, _ = decode(config)
+    assert tokens == plain
+    assert drafted > 100
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_weights_in_memory_are_those_planned(tmp_path: Path, target: Path, name: str) -> None:
     kind = BLOCKS[name]

@@ -162,6 +162,17 @@ def test_a_dspark_draft_with_its_keys_on_top_nested_or_prefixed(tmp_path: Path) 
     assert block(tmp_path, "DSPARK", DSPARK, **inner) == expected
 
 
+def test_a_dspark_draft_that_says_it_has_no_confidence_head(tmp_path: Path) -> None:
+    off: Fields = {"enable_confidence_head": False}
+    for fields in (off, {"dflash_config": off}, {"dspark_enable_confidence_head": False}):
+        without = block(tmp_path, "DSPARK", DSPARK, confidence_head_with_markov=True, **fields)
+        assert (without.confidence, without.confidence_with_markov) == (False, False)
+        assert without.markov is not None
+    assert block(tmp_path, "DSPARK", DSPARK, enable_confidence_head=True).confidence
+    with pytest.raises(ModelConfigError, match="enable_confidence_head: False contradicts dflash"):
+        read(tmp_path, "DSPARK", DSPARK, **off, dflash_config={"enable_confidence_head": True})
+
+
 def test_speculators(tmp_path: Path) -> None:
     config = read(tmp_path, "DFLASH", SPEC_DFLASH)
     assert config.feature_layers == (2, 6, 12)  # streams by the layer that they enter
