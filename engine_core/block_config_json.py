@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from .block_capture import block_capture
 from .block_fields import BlockAlgorithm, BlockFields
 from .block_heads import confidence_head, confidence_with_markov, markov_head
@@ -45,6 +47,12 @@ _SELECTOR_FIELDS = {
     "selector_top_k": 0,
     "output_multiplier": 1,
 }
+
+
+class _Training(msgspec.Struct, frozen=True):
+    """What "outrider" says beside the serving shape."""
+
+    trained_length: int | None = None
 
 
 def parse_block_config(
@@ -112,6 +120,7 @@ def parse_block_config(
         owns_head=False,
         defaults=None if size is None else shape,
         block=block,
+        trained_length=_trained_length(fields),
         notes=tuple(_notes(fields, target, drafts, size)),
     )
 
@@ -210,6 +219,18 @@ def _block_size(fields: BlockFields) -> int | None:
     if size is None and fields.speculators is not None:
         raise ValueError("block_size: missing; write the one that the draft was trained with")
     return size
+
+
+def _trained_length(fields: BlockFields) -> int | None:
+    said = fields.find("outrider", _Training)
+    if said is None or said.trained_length is None:
+        return None
+    if said.trained_length < 1:
+        raise ValueError(
+            f"outrider.trained_length: must be 1 or more, is {said.trained_length}; write the "
+            "--sequence-length of training, or leave it out"
+        )
+    return said.trained_length
 
 
 def _scale(fields: BlockFields, name: str) -> float:

@@ -18,6 +18,7 @@ from .refusal import Refused, RefusedError
 from .safetensors_header import HeaderError, tensor_dtypes
 from .spec_shape import corrected, refuse_survival, resolve_shape
 from .token_map import read_token_map
+from .trained_length import trained_length
 
 _FIELD = "speculative_draft_model_path"
 
@@ -78,7 +79,11 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         shape = resolve_block(config, spec.name, draft.block.drafts, draft.defaults)
         if isinstance(shape, Refused):
             return shape
-        notes = (*draft.notes, *block_notes(config, spec.name, draft.defaults, shape))
+        notes = [*draft.notes, *block_notes(config, spec.name, draft.defaults, shape)]
+        window = config.speculative_draft_window_size
+        length = trained_length(draft, target.context_length, window)
+        if length is not None and length.note is not None:
+            notes.append(length.note)
         confidence = draft.block.confidence
         if spec.gives_survival and not confidence:
             refused = _refuse_survival(config, spec)
@@ -90,7 +95,9 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         )
         draft = msgspec.structs.replace(draft, block=block)
         dtype = target.torch_dtype
-        return DraftSource(folder, draft, shape, load_format, stored, dtype, None, notes=notes)
+        return DraftSource(
+            folder, draft, shape, load_format, stored, dtype, None, notes=tuple(notes)
+        )
     token_map: tuple[int, ...] | None = None
     if config.speculative_token_map is not None:
         found = read_token_map(config.speculative_token_map, target.vocab_size)

@@ -157,7 +157,8 @@ def test_the_export_is_what_loaders_read(name: str, folder: Path, tmp_path: Path
     assert nested["mask_token_id"] == MASK
     assert nested["target_layer_ids"] == [1, 2]  # by rule, of layers 0 to 4
     drafts = made.recipe._drafts
-    assert config["outrider"] == {"steps": drafts, "topk": 1, "num_draft_tokens": drafts + 1}
+    shape = {"steps": drafts, "topk": 1, "num_draft_tokens": drafts + 1}
+    assert config["outrider"] == shape | {"trained_length": made.spec.sequence_length}
     windows = made.recipe._model.sliding_windows
     assert config["layer_types"] == [
         "sliding_attention" if window else "full_attention" for window in windows
