@@ -31,8 +31,12 @@ def draft(folder: Path, target: Path, length: object = 64, **fields: Any) -> Pat
 
 
 def asked(target: Path, folder: Path, algorithm: str = "DFLASH", **fields: Any) -> EngineConfig:
-    path = {"speculative_draft_model_path": str(folder)}
-    return EngineConfig(model=str(target), speculative_algorithm=algorithm, **path, **fields)
+    return EngineConfig(
+        model=str(target),
+        speculative_algorithm=algorithm,
+        speculative_draft_model_path=str(folder),
+        **fields,
+    )
 
 
 def notes(config: EngineConfig) -> list[str]:
