@@ -43,7 +43,7 @@ class Vocabulary:
 
     def __init__(self, size: int, tokenizer: Tokenizer) -> None:
         stand_ins = _stand_ins()
-        words = [tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size())]
+        words = [tokenizer.id_to_token(i) or "" for i in range(tokenizer.get_vocab_size())]
         special = {added.content for added in tokenizer.get_added_tokens_decoder().values()}
         self.special_token_ids = [i for i, word in enumerate(words) if word in special]
         self.tokens = [

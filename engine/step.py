@@ -19,6 +19,7 @@ from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .kv_pool import KVPool, copy_pages
 from .models import Model
+from .row_errors import BAD_LOGITS
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
@@ -33,8 +34,6 @@ from .step_drafts import StepDrafts
 
 # Gives the other ranks what ``StepBuffers`` says was decided about R rows of N nodes.
 ShareDecisions = Callable[[StepBuffers, int, int], None]
-_BAD_GRAMMAR = "the grammar allows no token here ({}); make it simpler"
-_BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
 
 
 class Drafted(NamedTuple):
@@ -210,7 +209,8 @@ class StepRunner:
         masks: NodeMasks | None = None
         if self._grammars:
             parents = buffers.parents if drafted.branches else None
-            tokens = RowTokens(buffers.cu_q, buffers.node_cu, buffers.input_ids, parents)
+            cu_q, cu = buffers.cu_q, buffers.node_cu
+            tokens = RowTokens(cu_q[:-1], cu_q[1:], cu[:-1], cu[1:], buffers.input_ids, parents)
             masks = self._grammars.masks(slots, plan.kinds, tokens)
         targets = choose_targets(
             logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts,
@@ -279,7 +279,7 @@ class StepRunner:
     def _wrong(self, slot: int) -> str:
         """Why a row of the slot has no token."""
         found = None if self._grammars is None else self._grammars.error(slot)
-        return _BAD_LOGITS if found is None else _BAD_GRAMMAR.format(found)
+        return BAD_LOGITS if found is None else found
 
     def _count_emitted(self, slots: I32) -> None:
         """Add what rows with penalties emitted to their token counts."""

@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 from .config import CoreConfig
 from .grammar_spec import GrammarSpec
 from .grammar_text import llguidance_grammar
+from .model_path import ModelNotFound
 from .refusal import Refused
 from .tokenizer_file import tokenizer_file
 
@@ -80,12 +81,14 @@ class GrammarCompiler:
 def compiler_of(config: CoreConfig) -> GrammarCompiler | None:
     """This process's compiler for the model: the core refuses by it what the worker then runs.
 
-    None where requests may have no grammar, see ``refuse_grammar``. Raises ModelNotFound or
-    ValueError when the tokenizer's folder cannot be found.
+    None where requests may have no grammar, see ``refuse_grammar``.
     """
-    if _where(config):
+    if config.engine.tp_size > 1:
         return None
-    path = tokenizer_file(config.engine)
+    try:
+        path = tokenizer_file(config.engine)
+    except (ModelNotFound, ValueError):  # whoever needs one says so
+        return None
     return None if path is None else _shared(path, config.worker.vocab_size, config.worker.eos_ids)
 
 
@@ -97,20 +100,11 @@ def refuse_grammar(
         return None
     if compiler is not None:
         return compiler.refuse(spec)
-    where = _where(config)
-    if where:
-        return Refused(
-            spec.field, f"structured output does not work {where} yet; leave it out", 501
-        )
+    if config.engine.tp_size > 1:
+        reason = "structured output does not work over several ranks yet; serve with --tp-size 1"
+        return Refused(spec.field, reason, 501)
     reason = "structured output needs the model's tokenizer.json; serve the model with one"
     return Refused(spec.field, reason, 501)
-
-
-def _where(config: CoreConfig) -> str:
-    """Of a configuration whose workers cannot mask, what they are."""
-    if config.worker.device != "cpu":
-        return f"on {config.worker.device}"
-    return "over several ranks" if config.engine.tp_size > 1 else ""
 
 
 @cache

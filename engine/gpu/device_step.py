@@ -9,6 +9,8 @@ from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
 from ...kernels.logit_edits_gpu import count_emitted, edit_logits
+from ...kernels.logit_masks import mask_words
+from ...kernels.logit_masks_gpu import mask_logits
 from ...kernels.step_layout_gpu import lay_out
 from ...kernels.verify_walk_gpu import verify_walk
 from ..agreement import Ranks
@@ -31,8 +33,9 @@ class StepShape(NamedTuple):
 
     ``groups``: see ForwardBatch. ``nodes``: N, the first of ``node_index``; None where all T query
     tokens are nodes. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
-    token. ``edits``: some rows have penalties, a bias or a minimum length. ``verified``: T where
-    rows are cut to verify lengths, so that the plan has more; None elsewhere.
+    token. ``edits``: some rows have penalties, a bias, a minimum length or a grammar. ``verified``:
+    T where rows are cut to verify lengths, so that the plan has more; None elsewhere. ``masked``:
+    some rows have a grammar, whose masks come between F and A.
     """
 
     width: int
@@ -42,6 +45,27 @@ class StepShape(NamedTuple):
     sampled: bool
     edits: bool
     verified: int | None = None
+    masked: bool = False
+
+
+class LaidOut(NamedTuple):
+    """Segment D's answer; ``starts`` int32[R]: where the rows began in their sequences."""
+
+    staging: StagingViews
+    shape: StepShape
+    out: torch.Tensor
+    batch: ForwardBatch
+    starts: torch.Tensor
+    drawn: Drawn | None
+    most: torch.Tensor | None
+    survived: Survived | None
+
+
+class Forwarded(NamedTuple):
+    """Segment F's answer: raw logits [N, V], none on ranks that decide nothing, and features."""
+
+    logits: torch.Tensor | None
+    features: torch.Tensor
 
 
 class Choice(NamedTuple):
@@ -120,6 +144,15 @@ class DeviceStep:
         device = self.state.seq_lens.device
         return torch.empty(rows * (fields + width), dtype=torch.int32, device=device)
 
+    def new_masks(self, nodes: int) -> torch.Tensor:
+        """int32[N, W]: masks of as many nodes, which forbid nothing."""
+        vocab = self.state.edits.history.shape[1]
+        masks = torch.full(
+            (nodes, mask_words(vocab)), -1, dtype=torch.int32, device=self.state.seq_lens.device
+        )
+        masks[:, -1] = 0
+        return masks
+
     def split_output(self, out: torch.Tensor, rows: int, width: int) -> StepOutput:
         """Views of a step's output."""
         if not self.drafts(width):
@@ -153,6 +186,11 @@ class DeviceStep:
 
     def run(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> Choice:
         """D, F and A, into ``out`` (see ``new_output``)."""
+        laid = self.lay(staging, shape, out)
+        return self.finish(laid, self.forward(laid))
+
+    def lay(self, staging: StagingViews, shape: StepShape, out: torch.Tensor) -> LaidOut:
+        """D: drafts, and the batch."""
         self.state.apply(staging)
         output = self.split_output(out, len(staging.slots), shape.width)
         drawn = self._propose(staging, output, shape.sampled)
@@ -162,31 +200,45 @@ class DeviceStep:
         staging, most = self._cut(staging, shape, output, survived)
         starts = torch.empty_like(staging.slots)
         batch = self._lay_out(staging, shape, starts)
-        hidden, features = run_target(self._model, batch, self._kv, self.drafter)
-        if self.decides:
-            logits, targets = self._target(hidden, batch, staging, shape, drawn)
-        else:
-            logits, targets = hidden.new_empty(0, 0), batch.positions.new_empty(0)
-        path = self._accept(staging, shape, batch, targets, starts, out, features, most, survived)
-        return Choice(batch, logits, targets, path)
+        return LaidOut(staging, shape, out, batch, starts, drawn, most, survived)
+
+    def forward(self, laid: LaidOut) -> Forwarded:
+        """F: the target, to logits."""
+        hidden, features = run_target(self._model, laid.batch, self._kv, self.drafter)
+        if not self.decides:
+            return Forwarded(None, features)
+        if laid.shape.nodes is not None:
+            hidden = hidden.index_select(0, laid.batch.logits_index)
+        return Forwarded(self._model.raw_logits(hidden), features)
+
+    def finish(self, laid: LaidOut, found: Forwarded, masks: torch.Tensor | None = None) -> Choice:
+        """A: processors and acceptance. ``masks`` int32[N, W]: see ``kernels/logit_masks``."""
+        batch, logits = laid.batch, found.logits
+        targets = batch.positions.new_empty(0)
+        if logits is not None:
+            targets = self._target(laid, logits, masks)
+        path = self._accept(
+            laid.staging, laid.shape, batch, targets, laid.starts, laid.out, found.features,
+            laid.most, laid.survived,
+        )  # fmt: skip
+        return Choice(
+            batch, found.features.new_empty(0, 0) if logits is None else logits, targets, path
+        )
 
     def _target(
-        self,
-        hidden: torch.Tensor,
-        batch: ForwardBatch,
-        staging: StagingViews,
-        shape: StepShape,
-        drawn: Drawn | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [N, V] (not edited) and targets int64[N], from hidden states [T, H]."""
-        if shape.nodes is not None:
-            hidden = hidden.index_select(0, batch.logits_index)
-        logits = self._model.raw_logits(hidden)
-        edited = self._edit(logits, batch, staging, shape) if shape.edits else logits
+        self, laid: LaidOut, logits: torch.Tensor, masks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Targets int64[N] from logits [N, V]."""
+        shape = laid.shape
+        edited = logits
+        if shape.edits:
+            edited = self._edit(logits, laid.batch, laid.staging, shape)
+        if masks is not None:
+            mask_logits(edited, masks)
         if not shape.sampled:
-            return logits, greedy_argmax(edited, pdl=self._pdl)
+            return greedy_argmax(edited, pdl=self._pdl)
         sampling, all_nodes = self.state.sampling, shape.nodes is None
-        return logits, sample_targets(edited, batch, all_nodes, sampling, drawn, self._pdl)
+        return sample_targets(edited, laid.batch, all_nodes, sampling, laid.drawn, self._pdl)
 
     def _cut(
         self,

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 
-from .device_step import DeviceStep
-from .staging import StagingShape, field_lengths, split_device
+from .device_step import DeviceStep, Forwarded, LaidOut, StepShape
+from .staging import StagingShape, StagingViews, field_lengths, split_device
 from .tier_shapes import tier_shape, tier_staging
 from .tiers import Tier
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE as _Pool
+
+
+T = TypeVar("T")
 
 
 class Recorded(Protocol):
@@ -24,10 +27,24 @@ class Recorded(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LaterParts:
+    """Segments F and A of a step whose masks the host makes in between, from what D ``laid`` out.
+
+    ``masks`` int32[N, W]: what A reads, see ``kernels/logit_masks``.
+    """
+
+    forward: Recorded
+    finish: Recorded
+    laid: Callable[[], LaidOut]
+    masks: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepGraph:
     """A captured step. ``block`` int32: its input; ``out`` int32: its output (see DeviceStep).
 
-    ``layout``: that of the edits whose memory it reads.
+    ``layout``: that of the edits whose memory it reads. ``later``: what follows ``graph`` where
+    that is segment D alone.
     """
 
     graph: Recorded
@@ -35,6 +52,15 @@ class StepGraph:
     block: torch.Tensor
     out: torch.Tensor
     layout: int
+    later: LaterParts | None = None
+
+
+class _Kept(Generic[T]):
+    """What the latest call gave; of a captured one, tensors that each replay writes."""
+
+    def keep(self, value: T) -> None:
+        """Hold on to it."""
+        self.value = value
 
 
 class StepGraphs:
@@ -92,8 +118,29 @@ class StepGraphs:
         self._pad(block, staging)
         views = split_device(block, staging)
         out = self._step.new_output(tier.all_rows, tier.width)
+        layout = self._step.state.edits.layout
+        if tier.masked:
+            graph, later = self._capture_parts(views, shape, out, tier.nodes)
+            return StepGraph(graph, staging, block, out, layout, later)
         graph = self._record(lambda: self._step.run(views, shape, out))
-        return StepGraph(graph, staging, block, out, self._step.state.edits.layout)
+        return StepGraph(graph, staging, block, out, layout)
+
+    def _capture_parts(
+        self, views: StagingViews, shape: StepShape, out: torch.Tensor, nodes: int
+    ) -> tuple[Recorded, LaterParts]:
+        """Segments D, F and A as graphs of their own.
+
+        Each reads what the last run of the one before wrote, so that is replayed before the next
+        one's kernels are compiled and recorded.
+        """
+        step, laid, found = self._step, _Kept[LaidOut](), _Kept[Forwarded]()
+        masks = step.new_masks(nodes)
+        first = self._record(lambda: laid.keep(step.lay(views, shape, out)))
+        first.replay()
+        forward = self._record(lambda: found.keep(step.forward(laid.value)))
+        forward.replay()
+        finish = self._record(lambda: step.finish(laid.value, found.value, masks))
+        return first, LaterParts(forward, finish, lambda: laid.value, masks)
 
     def _record(self, launch: Callable[[], object]) -> Recorded:
         # Compiles kernels and warms the libraries up; on a stream of its own it would leave cuBLAS'

@@ -28,8 +28,8 @@ class Output(NamedTuple):
 class Launched:
     """A step on its way; its result is complete once ``done`` has passed.
 
-    ``out``: its output on the host; ``verified``: its query tokens at most; for the others see
-    Output.
+    ``out``: its output on the host; ``verified``: its query tokens at most; ``illegal`` and
+    ``forced``: see StepResult; for the others see Output.
     """
 
     plan: StepPlan
@@ -44,6 +44,8 @@ class Launched:
     logprobs: tuple[RowLogprobs, ...]
     wait_ns: int
     verified: int
+    illegal: int = 0
+    forced: int = 0
 
 
 class Answer(NamedTuple):

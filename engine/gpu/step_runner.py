@@ -2,14 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from ...engine_core.ids import I32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
+from ..row_errors import BAD_LOGITS
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
 from .device_step import Choice, DeviceStep
+from .grammar_steps import GrammarSteps, RowsToCome
 from .graphs import StepGraphs
 from .launched import Launched, Output, read_answer
 from .marks import Mark, new_mark
@@ -19,11 +23,18 @@ from .staging import field_lengths, split_device
 from .tier_shapes import exact_shape, exact_staging, tier_shape, tier_staging
 from .tiers import Tier, Tiers
 
-_BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
-
 _LEAST_S = 1e-7  # times are positive
 
 _SAMPLED, _LOGPROBS = int(Feature.SAMPLED), int(Feature.LOGPROBS)
+_GRAMMAR = int(Feature.GRAMMAR)
+_EDITED = EDITS | _GRAMMAR
+
+
+class Started(NamedTuple):
+    """A step whose target runs. ``finish`` enqueues the rest, once, and gives log-probabilities."""
+
+    output: Output
+    finish: Callable[[], tuple[RowLogprobs, ...]]
 
 
 class GpuStepRunner:
@@ -33,7 +44,8 @@ class GpuStepRunner:
     of either that replayed a graph count what was launched; ``gap_ns`` is the time between one
     step's end and the next one's begin on the device.
     ``wait`` waits until the device has passed a step's end. ``aligns``: a budget takes what its
-    graph would be padded with.
+    graph would be padded with. ``grammars``: of the slots' requests; a step with such rows ends
+    when the one before was collected.
     """
 
     def __init__(
@@ -45,6 +57,7 @@ class GpuStepRunner:
         device: torch.device,
         wait: Callable[[Mark], None] | None = None,
         aligns: bool = False,
+        grammars: GrammarSteps | None = None,
     ) -> None:
         self._step = step
         self._aligns = aligns
@@ -59,6 +72,9 @@ class GpuStepRunner:
         self.gap_ns = 0
         self._last_done: Mark | None = None
         self._replayed: set[Tier] = set()
+        self._grammars = grammars
+        self._open = 0  # steps launched and not collected
+        self._later: Callable[[], None] | None = None  # ends the newest of them
 
     @property
     def _compacts(self) -> bool:
@@ -83,24 +99,37 @@ class GpuStepRunner:
 
     def launch(self, plan: StepPlan, drafts: HostDrafts | None, wait_ns: int) -> Launched:
         """Enqueue a step. Raises ValueError if the plan or the drafts break their contract."""
+        illegal = forced = 0
+        if self._grammars is not None and drafts is not None:
+            drafts, illegal, forced = self._grammars.sift(plan, drafts)
         packed = self._packer.pack(plan, drafts)
         self._step.enter(plan)
+        if self._grammars is not None:
+            self._grammars.enter(plan)
         features = self._features(packed)
         began = new_mark(self._device)
-        output = self._replay(plan, packed, features, began)
-        self._count(packed, output is not None)
-        logprobs: tuple[RowLogprobs, ...] = ()
-        if output is None:
-            output, logprobs = self._run(plan, packed, features, began)
-        verified = self._verified(plan, packed)
-        host = self._outputs.take(len(output.out))
-        host.copy_(output.out, non_blocking=True)
-        done = new_mark(self._device)
-        done.record()
-        return Launched(
+        started = self._replay(plan, packed, features, began)
+        self._count(packed, started is not None)
+        if started is None:
+            started = self._run(plan, packed, features, began)
+        output, verified = started.output, self._verified(plan, packed)
+        host, done = self._outputs.take(len(output.out)), new_mark(self._device)
+        launched = Launched(
             plan, drafts, packed, host.numpy(), output.rows, output.width, output.places, began,
-            done, logprobs, wait_ns, packed.tokens if verified is None else verified,
+            done, (), wait_ns, packed.tokens if verified is None else verified, illegal, forced,
         )  # fmt: skip
+
+        def finish() -> None:
+            launched.logprobs = started.finish()
+            host.copy_(output.out, non_blocking=True)
+            done.record()
+
+        if features & _GRAMMAR and self._open:
+            self._later = finish
+        else:
+            finish()
+        self._open += 1
+        return launched
 
     def _verified(self, plan: StepPlan, packed: Packed) -> int | None:
         """Query tokens that are left of a step whose rows are cut, at most; None for others."""
@@ -130,7 +159,8 @@ class GpuStepRunner:
         errors: tuple[RowError, ...] = ()
         if (lens == 0).any():
             bad = np.flatnonzero((lens == 0) & (np.diff(packed.node_cu) > 0)).tolist()
-            errors = tuple(RowError(row, _BAD_LOGITS) for row in bad)
+            errors = tuple(RowError(row, self._wrong(int(packed.slots[row]))) for row in bad)
+        self._pass_on(packed, lens, emitted)
         return StepResult(
             step=launched.plan.step,
             accept_lens=lens.tobytes(),
@@ -144,7 +174,24 @@ class GpuStepRunner:
             wait_ns=launched.wait_ns,
             confidence=answer.confidence,
             trimmed=answer.trimmed,
+            illegal=launched.illegal,
+            forced=launched.forced,
         )
+
+    @torch.inference_mode()
+    def _pass_on(self, packed: Packed, lens: I32, emitted: I32) -> None:
+        """Move grammars on, and end the step that waited for that."""
+        self._open -= 1
+        if self._grammars is not None:
+            self._grammars.advance(packed, lens, emitted)
+        if self._later is not None:
+            later, self._later = self._later, None
+            later()
+
+    def _wrong(self, slot: int) -> str:
+        """Why a row of the slot has no token."""
+        found = None if self._grammars is None else self._grammars.error(slot)
+        return BAD_LOGITS if found is None else found
 
     def seconds_of(self, tokens: int, turns: int) -> float:
         """T(tokens): the fastest of some decode-only steps of that many query tokens.
@@ -217,6 +264,8 @@ class GpuStepRunner:
         self._step.state.reset()
         if self._step.drafter is not None:
             self._step.drafter.reset()
+        if self._grammars is not None:
+            self._grammars.reset()
 
     def close(self) -> None:
         """Let the graphs go, and with them what they hold on to; only while idle."""
@@ -251,7 +300,7 @@ class GpuStepRunner:
             return 0
         return int(np.bitwise_or.reduce(table.features[packed.slots], initial=0))
 
-    def _replay(self, plan: StepPlan, packed: Packed, features: int, began: Mark) -> Output | None:
+    def _replay(self, plan: StepPlan, packed: Packed, features: int, began: Mark) -> Started | None:
         """Replay the step's graph, if it has one.
 
         ``began`` is recorded when the host's part is done: an idle device must not count it.
@@ -263,10 +312,12 @@ class GpuStepRunner:
             packed.verify_rows,
             (packed.tokens if verified is None else verified) - prefill.tokens,
             bool(features & _SAMPLED),
-            bool(features & EDITS),
+            bool(features & _EDITED),
             prefill,
             packed.tokens - prefill.tokens > packed.verify_rows,
         )
+        if tier is not None and features & _GRAMMAR:
+            tier = tier._replace(masked=True)
         if tier is None or not self._graphs.room(tier).holds(plan):
             return None
         graph = self._graphs.get(tier)
@@ -280,11 +331,21 @@ class GpuStepRunner:
         began.record()
         graph.block.copy_(host, non_blocking=True)
         graph.graph.replay()
-        return Output(graph.out, tier.all_rows, tier.width, packed.places(tier.rows))
+        output = Output(graph.out, tier.all_rows, tier.width, packed.places(tier.rows))
+        later, grammars = graph.later, self._grammars
+        if later is None or grammars is None:
+            return Started(output, tuple)
+        come = grammars.fetch(later.laid(), packed, tier.rows)
+        later.forward.replay()
 
-    def _run(
-        self, plan: StepPlan, packed: Packed, features: int, began: Mark
-    ) -> tuple[Output, tuple[RowLogprobs, ...]]:
+        def finish() -> tuple[RowLogprobs, ...]:
+            grammars.fill(later.masks, packed, come)
+            later.finish.replay()
+            return ()
+
+        return Started(output, finish)
+
+    def _run(self, plan: StepPlan, packed: Packed, features: int, began: Mark) -> Started:
         """Run the step kernel by kernel, in its exact size."""
         staging = exact_staging(packed, plan)
         host = self._inputs.take(sum(field_lengths(staging)))
@@ -292,15 +353,29 @@ class GpuStepRunner:
         fill(host.numpy(), staging, packed, plan, spare, budget=plan.budget)
         began.record()
         block = host.to(self._device, non_blocking=True)
-        sampled, edits = bool(features & _SAMPLED), bool(features & EDITS)
-        shape = exact_shape(packed, sampled, edits, self._verified(plan, packed))
-        width = shape.width
-        out = self._step.new_output(packed.rows, width)
-        choice = self._step.run(split_device(block, staging), shape, out)
-        logprobs: tuple[RowLogprobs, ...] = ()
-        if features & _LOGPROBS and self._step.decides:
-            logprobs = self._logprobs(packed, choice, out, width)
-        return Output(out, packed.rows, width, slice(0, packed.rows)), logprobs
+        sampled, edits = bool(features & _SAMPLED), bool(features & _EDITED)
+        grammars = self._grammars if features & _GRAMMAR else None
+        masked = grammars is not None
+        shape = exact_shape(packed, sampled, edits, self._verified(plan, packed), masked)
+        step, width = self._step, shape.width
+        out = step.new_output(packed.rows, width)
+        laid = step.lay(split_device(block, staging), shape, out)
+        come: RowsToCome | None = None
+        if grammars is not None:
+            come = grammars.fetch(laid, packed, max(0, packed.verify_rows))
+        found = step.forward(laid)
+
+        def finish() -> tuple[RowLogprobs, ...]:
+            masks: torch.Tensor | None = None
+            if grammars is not None and come is not None and found.logits is not None:
+                masks = step.new_masks(len(found.logits))
+                grammars.fill(masks, packed, come)
+            choice = step.finish(laid, found, masks)
+            if features & _LOGPROBS and step.decides:
+                return self._logprobs(packed, choice, out, width)
+            return ()
+
+        return Started(Output(out, packed.rows, width, slice(0, packed.rows)), finish)
 
     def _logprobs(
         self, packed: Packed, choice: Choice, out: torch.Tensor, width: int

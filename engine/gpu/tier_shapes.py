@@ -26,6 +26,7 @@ def tier_shape(tier: Tier) -> StepShape:
         tier.sampled,
         tier.edits,
         tier.tokens if tier.compact else None,
+        tier.masked,
     )
 
 
@@ -46,7 +47,7 @@ def tier_staging(
 
 
 def exact_shape(
-    packed: Packed, sampled: bool, edits: bool, verified: int | None = None
+    packed: Packed, sampled: bool, edits: bool, verified: int | None = None, masked: bool = False
 ) -> StepShape:
     """The launches of this very step; ``verified``: see StepShape."""
     width = max(1, int(np.diff(packed.node_cu).max()))
@@ -54,7 +55,7 @@ def exact_shape(
     if packed.nodes != packed.tokens:
         # What is not verified are nodes.
         nodes = packed.nodes - (0 if verified is None else packed.tokens - verified)
-    return StepShape(width, _groups(packed), nodes, width > 1, sampled, edits, verified)
+    return StepShape(width, _groups(packed), nodes, width > 1, sampled, edits, verified, masked)
 
 
 def exact_staging(packed: Packed, plan: StepPlan) -> StagingShape:

@@ -15,7 +15,8 @@ class Tier(NamedTuple):
     """A graph's capacity: verify rows, query tokens, and the most query tokens of such a row.
 
     ``sampled``: whether acceptance draws with noise where a row asks for it. ``edits``: whether
-    logits are penalised, biased or masked where a row asks for it. ``chunks``: prefill rows behind
+    logits are penalised, biased or masked where a row asks for it; ``masked``: by grammars too.
+    ``chunks``: prefill rows behind
     the verify rows, whose tokens are among the ``tokens``: ``longest`` at most, which may all be of
     one row. ``compact``: ``tokens`` are those that are verified; planned are full rows.
     """
@@ -28,6 +29,7 @@ class Tier(NamedTuple):
     chunks: int = 0
     longest: int = 0
     compact: bool = False
+    masked: bool = False
 
     @property
     def planned(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...engine_core.config import CoreConfig, EngineConfig
+from ...engine_core.grammar_compiler import compiler_of
 from ...engine_core.graph_sizes import graph_chunk, graph_rows
 from ...engine_core.plan import HostDrafts, StepPlan, StepResult
 from ...engine_core.worker import WorkerFailed, WorkerInfo
@@ -25,6 +26,7 @@ from ..speculative.drafter_maker import make_drafter
 from ..speculative.simulate import SimulatedSurvival
 from ..worker import DeviceCounts
 from .device_step import DeviceStep
+from .grammar_steps import GrammarSteps
 from .graphs import StepGraphs
 from .launched import Launched
 from .marks import Mark, wait_unless
@@ -80,6 +82,7 @@ class GpuWorker:
         self._packer = StepPacker(info.max_slots, info.vocab_size)
         self._reach = 1  # tokens of KV that drafts of a row may write, see tier_staging
         self._aligns = False
+        self._grammars: GrammarSteps | None = None
         self._runner = self._make_runner(1)
         self._held: deque[StepPlan] = deque()
         self._launched: deque[Launched] = deque()
@@ -106,6 +109,9 @@ class GpuWorker:
             drafts = config.draft_width - 1
             self._step.survival = SimulatedSurvival(mean, drafts, simulate_survival)
         self._aligns = config.ragged.align
+        compiler = compiler_of(config)
+        if compiler is not None:
+            self._grammars = GrammarSteps(compiler, self._device)
         self._reach = max(1, config.kv_reach)
         self.set_verify_width(config.draft_width)
         self._runner.capture()
@@ -150,6 +156,7 @@ class GpuWorker:
             self._device,
             self._wait,
             self._aligns,
+            self._grammars,
         )
 
     def _tiers(self, width: int) -> Tiers:

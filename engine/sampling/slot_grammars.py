@@ -9,17 +9,21 @@ from ...engine_core.grammar_compiler import GrammarCompiler
 from ...engine_core.grammar_walk import legal_nodes, walk_masks
 from ...engine_core.ids import I32, I64, RowKind, i32, u8
 from ...engine_core.plan import HostDrafts, StepPlan
+from ..row_errors import BAD_GRAMMAR
 
 
 class RowTokens(NamedTuple):
-    """The query tokens of a step's rows, and which of them are nodes.
+    """The query tokens of a step's R rows, and which nodes are theirs.
 
-    ``cu_q`` and ``node_cu`` int32[R + 1]; ``tokens`` and ``parents`` [T], of verify rows the bonus
-    token and drafts, whose parents count within the row; None: all are chains.
+    Row r has the tokens ``begins[r]`` to ``ends[r]`` and the nodes ``node_begins[r]`` to
+    ``node_ends[r]``, int32[R]. ``tokens`` and ``parents`` [T]: of verify rows the bonus token and
+    drafts, whose parents count within the row; None: all are chains.
     """
 
-    cu_q: I32
-    node_cu: I32
+    begins: I32
+    ends: I32
+    node_begins: I32
+    node_ends: I32
     tokens: I32 | I64
     parents: I32 | None
 
@@ -68,7 +72,7 @@ class SlotGrammars:
 
     def sift(self, plan: StepPlan, drafts: HostDrafts) -> SiftedDrafts:
         """For rows with a grammar without the forbidden drafts and what hangs on them or, where the
-        grammar leaves no choice, those that it forces.
+        grammar leaves no choice, those that it forces. The device adds none to a row with drafts.
         """
         counts, caps, slots = i32(drafts.counts), i32(plan.q_caps) - 1, i32(plan.slots)
         verifies = u8(plan.kinds) == RowKind.VERIFY
@@ -93,12 +97,15 @@ class SlotGrammars:
                 new_counts[row] = len(ours)
             new_tokens += ours
             new_parents += theirs
+        device_caps = i32(drafts.device_caps).copy()
+        if len(device_caps):
+            device_caps[new_counts > 0] = 0
         made = HostDrafts(
             drafts.step,
             new_counts.tobytes(),
             np.array(new_tokens, dtype=np.int32).tobytes(),
             np.array(new_parents, dtype=np.int32).tobytes(),
-            drafts.device_caps,
+            device_caps.tobytes(),
         )
         return SiftedDrafts(made, illegal, forced)
 
@@ -109,13 +116,13 @@ class SlotGrammars:
         words = self._compiler.mask_words
         for row, slot in enumerate(slots.tolist()):
             matcher = self._matchers.get(slot)
-            first, last = int(rows.node_cu[row]), int(rows.node_cu[row + 1])
+            first, last = int(rows.node_begins[row]), int(rows.node_ends[row])
             if matcher is None or first == last:
                 continue
             bits = np.zeros((last - first, words + 1), dtype=np.int32)
             tokens = parents = [-1]
             if kinds[row] == RowKind.VERIFY:
-                begin, end = int(rows.cu_q[row]), int(rows.cu_q[row + 1])
+                begin, end = int(rows.begins[row]), int(rows.ends[row])
                 tokens = rows.tokens[begin:end].tolist()
                 parents = list(range(-1, end - begin - 1))
                 if rows.parents is not None:
@@ -139,7 +146,9 @@ class SlotGrammars:
     def error(self, slot: int) -> str | None:
         """Why the slot's grammar can go on with nothing; None if it can, or if there is none."""
         matcher = self._matchers.get(slot)
-        return matcher.get_error() or None if matcher is not None else None
+        if matcher is None or not matcher.is_error():
+            return None
+        return BAD_GRAMMAR.format(matcher.get_error())
 
     def _consume(self, matcher: LLMatcher, tokens: list[int]) -> None:
         """Up to the end of the text: what a run holds beyond is not the request's."""

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -268,19 +267,13 @@ def test_where_they_do_not_work_they_are_refused() -> None:
 
     assert "tokenizer.json" in refused(skip_tokenizer_init=True)
     worker = build_worker(tiny_config(PYCODER))
-    info = worker.info()
+    resolved = resolve_config(tiny_config(PYCODER, tp_size=2), worker.info())
     worker.shutdown()
-    for config, wanted in (
-        (tiny_config(PYCODER, tp_size=2), "ranks"),
-        (tiny_config(PYCODER), "H200"),
-    ):
-        device = "NVIDIA H200" if wanted == "H200" else info.device
-        resolved = resolve_config(config, msgspec.structs.replace(info, device=device))
-        assert not isinstance(resolved, Refused)
-        assert compiler_of(resolved) is None
-        found = refuse_grammar(spec, resolved, None)
-        assert found is not None
-        assert wanted in found.reason
+    assert not isinstance(resolved, Refused)
+    assert compiler_of(resolved) is None
+    found = refuse_grammar(spec, resolved, None)
+    assert found is not None
+    assert "ranks" in found.reason
 
 
 def core_refuses(core: EngineCore, **fields: object) -> Refused:
