@@ -1,0 +1,148 @@
+"""A request's grammar as llguidance's own text, or why it cannot be one. Knows no tokenizer.
+
+llguidance walks rules and references by recursion and ends the process when its stack does, so
+what could nest too deep is refused before it is looked at.
+"""
+
+import re
+from typing import Final
+
+import msgspec
+
+from .grammar_depth import schema_depth
+from .grammar_spec import GrammarSpec
+from .refusal import Refused
+
+MAX_GRAMMAR_BYTES: Final = 64 * 1024
+# About half of what a stack of 8 MiB holds.
+MAX_DEPTH: Final = 1000
+_MAX_REASON: Final = 300
+# JSON comes compact: white space that a grammar allows without end, small models write without
+# end, and where it allows none, most of an object's punctuation is forced. A schema's own
+# "x-guidance" is stronger.
+_ANY_OBJECT: Final = '{"type": "object"}'
+_GBNF_RULE: Final = re.compile(r"(?m)^\s*[\w-]+\s*::=")
+_LARK_START: Final = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
+_UNICODE_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+_POSITION: Final = re.compile(r"^(at )?\d+\(\d+\): ")
+
+
+def llguidance_grammar(spec: GrammarSpec) -> str | Refused:
+    """The grammar that ``LLMatcher`` takes, its syntax checked; else a refusal of ``spec.field``.
+
+    What only a tokenizer can tell (a special token's name in a Lark grammar, limits of the
+    parser) is left to the matcher. Takes microseconds to about a second: run it off the loop for
+    a text of more than a few KiB.
+    """
+    try:
+        size = len(spec.text.encode())
+    except UnicodeEncodeError:
+        return Refused(spec.field, "has half a surrogate pair, which no text can hold; remove it")
+    if size > MAX_GRAMMAR_BYTES:
+        return Refused(
+            spec.field, f"has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}; send a smaller one"
+        )
+    try:
+        grammar = _written(spec)
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        return _refused(spec, str(error))
+    from llguidance import LLMatcher  # not for those that send no grammar
+
+    wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    return _refused(spec, messages[0]) if wrong else grammar
+
+
+def _written(spec: GrammarSpec) -> str:
+    """``spec`` in llguidance's notation. Raises ValueError or MsgspecError."""
+    from llguidance import LLMatcher
+
+    match spec.kind:
+        case "json_object":
+            return _schema(_ANY_OBJECT)
+        case "json_schema":
+            return _schema(spec.text)
+        case "regex":
+            return LLMatcher.grammar_from_regex(spec.text)
+        case "ebnf":
+            return LLMatcher.grammar_from_lark(_lark(spec.text))
+        case "choice":
+            choices = msgspec.json.decode(spec.text, type=list[str])
+            if not choices:
+                raise ValueError("the list is empty; give at least one string")
+            # A literal in Lark is a JSON string.
+            literals = " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
+            return LLMatcher.grammar_from_lark(f"start: {literals}")
+
+
+def _schema(text: str) -> str:
+    from llguidance import LLMatcher
+
+    schema = msgspec.json.decode(text)
+    if not isinstance(schema, dict):
+        raise ValueError("must be a JSON object; {} allows any JSON value")
+    _check_depth(schema_depth(schema))
+    return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
+
+
+def _lark(text: str) -> str:
+    """GBNF (llama.cpp's EBNF, its first rule called ``root``) in Lark's syntax; Lark as it is."""
+    if _LARK_START.search(text) or not _GBNF_RULE.search(text):
+        _check_depth(text.count(":") + text.count("("))
+        return text
+    _check_depth(text.count("::=") + text.count("("))
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(_UNICODE_ESCAPE.sub(_unescaped, text))
+    except Exception as error:  # what it raises it does not say
+        raise ValueError(str(error)) from None
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    r"""``\u00e9`` and ``\U000000e9`` as the character itself, other escapes as they are."""
+    digits = found[1] or found[2]
+    if digits is None:
+        return found[0]
+    code = int(digits, 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise ValueError(f"{found[0]} is no character; write the character itself")
+    character = chr(code)
+    if character in '"\\[]^-/':
+        return "\\" + character if character in '"\\[]' else f"\\x{code:02x}"
+    return {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(character, character)
+
+
+def _check_depth(depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise ValueError(
+            f"may nest up to {depth} rules, references and groups, the limit is {MAX_DEPTH}; "
+            "use fewer"
+        )
+
+
+def _refused(spec: GrammarSpec, message: str) -> Refused:
+    """One sentence of what llguidance prints with a listing of the grammar."""
+    lines = message.strip().splitlines() or ["the grammar is wrong"]
+    told = next((line for line in lines if line.startswith("error: ")), lines[0])
+    if spec.kind != "ebnf" or _GBNF_RULE.search(spec.text):
+        told = _POSITION.sub("", told)  # of a text that the client did not write
+    told = told.removeprefix("error: ")[:_MAX_REASON]
+    return Refused(spec.field, f"is no {_NAMES[spec.kind]} that works here: {told}{_remedy(told)}")
+
+
+_NAMES: Final = {
+    "json_schema": "JSON Schema",
+    "json_object": "JSON Schema",
+    "regex": "regular expression",
+    "ebnf": "GBNF or Lark grammar",
+    "choice": "list of strings",
+}
+
+
+def _remedy(told: str) -> str:
+    """What to do about a keyword of JSON Schema that llguidance does not know."""
+    if told.startswith(("Unimplemented keys", "Unknown format")):
+        return '; leave it out, or say "x-guidance": {"lenient": true} in the schema to ignore it'
+    if "coerce_one_of" in told:
+        return ': say "x-guidance": {"coerce_one_of": true} in the schema'
+    return ""
