@@ -165,22 +165,23 @@ def test_flags_take_a_grammar_in_place_or_in_a_file(tmp_path: Path) -> None:
 def test_flags_name_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff")
-    for args, words in (
-        (("--json-schema", str(tmp_path / "none")), "--json-schema: cannot read"),
-        (("--json-schema", str(binary)), "utf-8"),
-        (("--ebnf", "grammar.gbnf"), "--ebnf: cannot read"),
-        (("--ebnf", "x" * 5000), "--ebnf: cannot read"),
-        (("--ebnf", "\0"), "--ebnf: cannot read"),
+    for flag, value, words in (
+        ("--json-schema", str(tmp_path / "none"), "--json-schema: cannot read"),
+        ("--json-schema", str(binary), "utf-8"),
+        ("--ebnf", "grammar.gbnf", "--ebnf: cannot read"),
+        ("--ebnf", "x" * 5000, "--ebnf: cannot read"),
+        ("--ebnf", "\0", "--ebnf: cannot read"),
     ):
         with pytest.raises(UsageError, match=words):
-            flags(*args)
-    for args, words in (
-        (("--json-schema", '{"type": 5}'), "json_schema"),
-        (("--regex", "("), "regex: "),
-        (("--regex", "a", "--ignore-eos"), "ignore_eos"),
+            flags(flag, value)
+    for flag, value, words in (
+        ("--json-schema", '{"type": 5}', "json_schema: "),
+        ("--regex", "(", "regex: "),
     ):
         with pytest.raises(RefusedError, match=words):
-            flags(*args)
+            flags(flag, value)
+    with pytest.raises(RefusedError, match="ignore_eos: regex"):
+        flags("--regex", "a", "--ignore-eos")
     with pytest.raises(SystemExit):
         flags("--regex", "a", "--choice", "b")
     assert "--choice: not allowed with argument --regex" in capsys.readouterr().err
