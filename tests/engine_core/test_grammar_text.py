@@ -43,6 +43,25 @@ SUM = 'root ::= term ("+" term)*\nterm ::= [0-9]+ | "(" root ")"'
             ['{"a": 1}'],
             ["1"],
         ),
+        (
+            "json_schema",
+            '{"type":"object","x-guidance":{"whitespace_pattern":" ?"}}',
+            ['{"a": 1}', '{ "a":1 }'],
+            ['{"a":  1}'],
+        ),
+        (
+            "json_schema",
+            '{"uniqueItems":true,"type":"array","x-guidance":{"lenient":true}}',
+            ["[1,1]"],
+            ["1"],
+        ),
+        (
+            "json_schema",
+            '{"oneOf":[{"type":"string"},{"minLength":3,"type":"string"}],'
+            '"x-guidance":{"coerce_one_of":true}}',
+            ['"a"'],
+            ["1"],
+        ),
         ("json_object", "", ["{}", '{"a":[1]}'], ["[]", "{} ", '{"a": 1}']),
         ("regex", r"\d{3}-[a-c]+", ["123-abc"], ["123-", "x123-a"]),
         ("regex", "^(yes|no)$", ["yes", "no"], ["yesno", "maybe", ""]),
@@ -52,6 +71,7 @@ SUM = 'root ::= term ("+" term)*\nterm ::= [0-9]+ | "(" root ")"'
         ("choice", '["😀 é", "q\\"\\\\\\n"]', ["😀 é", 'q"\\\n'], ["q"]),
         ("choice", '["", "x"]', ["", "x"], ["xx"]),
         ("ebnf", SUM, ["1", "(1+2)+33"], ["1+", "()", ""]),
+        ("ebnf", 'root ::= ("a"\n  | "b")\n', ["a", "b"], ["ab"]),
         ("ebnf", "start: NUMBER\nNUMBER: /[0-9]+/", ["7"], ["", "x"]),
         ("ebnf", 'root ::= "\\u00e9\\x41" [\\u0061-\\u0063\\u005d]', ["éAb", "éA]"], ["éAd"]),
         ("ebnf", 'root ::= "\\\\u0041" | "\\u0022\\u000a"', ["\\u0041", '"\n'], ["A"]),
