@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from outrider import Client
+from outrider import Client, GrammarSpec, SamplingParams
 
 from ..frontend.server_process import ServerProcess, real_server
 
@@ -100,10 +100,11 @@ def test_every_notation(server: ServerProcess, speculative: bool, stream: bool) 
 
 def test_drafts_change_no_text_and_forced_tokens_are_drafts(server: ServerProcess) -> None:
     with Client(server.endpoint) as client:
-        for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 11}):
-            wanted = {"json_schema": SCHEMA, "max_new_tokens": 160, **sampling}
-            plain = client.generate(PROMPT, speculative=False, **wanted)
-            drafted = client.generate(PROMPT, **wanted)
+        grammar = GrammarSpec("json_schema", json.dumps(SCHEMA))
+        base = SamplingParams(max_new_tokens=160, seed=11, grammar=grammar)
+        for temperature in (0.0, 1.0):
+            plain = client.generate(PROMPT, base, temperature=temperature, speculative=False)
+            drafted = client.generate(PROMPT, base, temperature=temperature)
             assert plain.token_ids == drafted.token_ids
             assert is_person(drafted.text)
             assert drafted.outputs[0].finish_reason == "stop"

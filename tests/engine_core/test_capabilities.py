@@ -124,7 +124,8 @@ def test_what_is_not_supported_is_refused_by_name(field: str, value: object) -> 
         ("tools", None), ("guided_decoding_backend", "auto"), ("tool_choice", "auto"),
         ("parallel_tool_calls", True), ("suffix", ""), ("logprob_start_len", -1),
         ("modalities", ["text"]), ("use_beam_search", False), ("add_special_tokens", True),
-        ("custom_params", {}), ("typical_p", 1), ("guided_whitespace_pattern", ""), ("lora_path", None),
+        ("custom_params", {}), ("typical_p", 1), ("lora_path", None),
+        ("guided_whitespace_pattern", ""),
     ],
 )  # fmt: skip
 def test_what_asks_for_nothing_is_fine(field: str, value: object) -> None:

@@ -6,7 +6,12 @@ from llguidance import LLMatcher, LLTokenizer
 
 from outrider.engine_core.grammar_depth import schema_depth
 from outrider.engine_core.grammar_spec import GrammarKind, GrammarSpec
-from outrider.engine_core.grammar_text import MAX_DEPTH, MAX_GRAMMAR_BYTES, llguidance_grammar
+from outrider.engine_core.grammar_text import (
+    MAX_DEPTH,
+    MAX_GRAMMAR_BYTES,
+    grammar_refusal,
+    llguidance_grammar,
+)
 from outrider.engine_core.refusal import Refused
 
 BYTES = LLTokenizer("byte")  # every byte is a token
@@ -127,6 +132,26 @@ def test_what_is_no_grammar_is_refused_by_its_field(
     assert words in refused.reason
     assert "\n" not in refused.reason
     assert len(refused.reason) < 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("regex", r"a{3}[^\s\S]", "no text is of this grammar"),
+        ("ebnf", 'start: a\na: a "x"', "no text is of this grammar"),
+        ("ebnf", "start: <|nope|>", 'at 1(8): unknown special token: "<|nope|>"'),
+    ],
+)
+def test_what_a_matcher_says_becomes_a_sentence(kind: GrammarKind, text: str, words: str) -> None:
+    spec = GrammarSpec(kind, text, "guided")
+    matcher = LLMatcher(BYTES, compiled(kind, text), log_level=0)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    assert matcher.is_error()
+    refused = grammar_refusal(spec, matcher.get_error())
+    assert refused.field == "guided"
+    assert words in refused.reason
+    assert "\n" not in refused.reason
 
 
 def test_a_text_is_neither_too_long_nor_half_a_character() -> None:

@@ -6,6 +6,7 @@ import openai
 import pytest
 
 from outrider.engine_core.grammar_spec import GrammarKind, GrammarSpec
+from outrider.engine_core.refusal import Refused
 
 from .live_server import LiveServer, post
 from .test_grammars import ASKED, SCHEMA
@@ -89,6 +90,30 @@ def test_every_prompt_and_sample_has_the_grammar(server: LiveServer) -> None:
     new = [request.params.grammar for request in server.core.requests[before:]]
     assert new[:4] == [GrammarSpec("regex", "a", "regex")] * 4
     assert new[4:] == [GrammarSpec("regex", "x", "sampling_params.regex"), None]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/generate", {"text": "a", "sampling_params": {"regex": "a"}}, "sampling_params.regex"),
+        (
+            "/v1/completions",
+            {"prompt": "a", "structured_outputs": {"regex": "a"}},
+            "structured_outputs.regex",
+        ),
+    ],
+)
+def test_what_the_core_refuses_keeps_its_field(
+    server: LiveServer, path: str, body: dict[str, object], field: str
+) -> None:
+    server.core.refusal = Refused(field, "no text: of it")
+    try:
+        answer = post(server, path, body)
+    finally:
+        server.core.refusal = None
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["message"]) == (field, f"{field}: no text: of it")
 
 
 def test_a_refusal_reaches_no_core(server: LiveServer) -> None:
