@@ -4,12 +4,15 @@
 # Stages: prepare (the corpus), EAGLE3, EAGLE, STANDALONE, DFLASH, DSPARK, pack (results into $OUT
 # or WORK/out).
 # MINUTES_<ALGORITHM> sets a training's length; a run whose state is in WORK goes on where it ended.
+# DFLASH and DSPARK learn from longer texts than the others, as they draft badly behind longer ones
+# than they know; INITIAL=1 begins with the embedded draft's weights.
 set -eu
 work=$1
 shift
 python=${PYTHON:-python3}
 here=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH="$here/src${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=true
+rows="$work/rows"
 mkdir -p "$work"
 
 draft() { echo "$work/pycoder-11m-$(echo "$1" | tr '[:upper:]' '[:lower:]')"; }
@@ -23,20 +26,25 @@ train() { # ALGORITHM MINUTES flags...
     [ ! -f "$folder/training.pt" ] || resume=--resume
     "$python" -m outrider train --algorithm "$algorithm" --model "${MODEL:-pycoder}" \
         --data "$work/corpus/train.npy" --selection-data "$work/corpus/selection.npy" \
-        --output "$folder" --on-policy-cache "$work/rows" --on-policy-source dense \
+        --output "$folder" --on-policy-cache "$rows" --on-policy-source dense \
         --on-policy-rows "${ROWS:-81920}" --sequence-length "${LENGTH:-512}" \
         --on-policy-tokens "${OWN:-128}" --on-policy-prompts ${PROMPTS:-48 96 160 256 384} \
         --selection-rows "${SELECTION:-512}" \
         --log-every 50 --selection-every 1000 --minutes "$minutes" --no-measure $resume "$@" ${FLAGS:-}
 }
 
-block() { # ALGORITHM MINUTES flags...: layers of one size for both, 5.7 MB
+block() ( # ALGORITHM MINUTES flags...: layers of one size for both, 5.7 MB
     algorithm=$1
     minutes=$2
     shift 2
+    LENGTH=${LENGTH:-1024}
+    PROMPTS=${PROMPTS:-48 96 160 256 384 640 860}
+    rows="$work/rows-$LENGTH" # rows of another length are refused
+    [ "${INITIAL:-0}" != 1 ] ||
+        set -- --initial-draft "$here/models/$(basename "$(draft "$algorithm")")" --matrix-lr 0.01 "$@"
     train "$algorithm" "$minutes" --num-hidden-layers 3 --intermediate-size 832 \
-        --feature-layers 2 4 6 8 11 --anchors "${ANCHORS:-64}" --batch-size "${BATCH:-96}" "$@"
-}
+        --feature-layers 2 4 6 8 11 --anchors "${ANCHORS:-64}" --batch-size "${BATCH:-48}" "$@"
+)
 
 for stage; do
     began=$(date +%s)

@@ -156,6 +156,7 @@ def make_worker(loaded: Loaded, num_pages: int, group: Ranks | None = None) -> E
         num_threads=site.threads,
         device=device.type,
         dtype=str(model.dtype).removeprefix("torch."),
+        draft_survival=_gives_survival(site.draft),
     )
     if isinstance(model, GpuModel):
         # Loads triton, which machines without a GPU need not have.
@@ -272,6 +273,11 @@ def _with_pool(
     slots = max_slots + 1  # a GPU's padding has one of its own
     pages = WindowPages(own, width, num_pages, config.page_size, slots, site.device)
     return loaded_model(net, pool, shape, pages)
+
+
+def _gives_survival(draft: DraftSource | None) -> bool:
+    block = None if draft is None else draft.config.block
+    return block is not None and block.confidence
 
 
 def _make_pool(site: Site, model: ModelConfig, dtype: torch.dtype, num_pages: int) -> KVPool:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
 from ..cython_ext.batch_assembly import assemble
 from ..cython_ext.step_rows import resolve_rows
 from ..engine_core.config import CoreConfig
+from ..engine_core.grammar_compiler import GrammarCompiler
 from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ..engine_core.ragged_verify import RaggedVerify
@@ -20,6 +22,7 @@ from .models import Model
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
+from .sampling.slot_grammars import NodeMasks, RowTokens, SlotGrammars
 from .speculative.device_drafter import DeviceDrafter, LoadedModel
 from .speculative.drafter_maker import make_drafter
 from .speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival
@@ -30,6 +33,7 @@ from .step_drafts import StepDrafts
 
 # Gives the other ranks what ``StepBuffers`` says was decided about R rows of N nodes.
 ShareDecisions = Callable[[StepBuffers, int, int], None]
+_BAD_GRAMMAR = "the grammar allows no token here ({}); make it simpler"
 _BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the dtype"
 
 
@@ -66,6 +70,11 @@ class StepRunner:
         self._buffers = StepBuffers()
         self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self._drafts: StepDrafts | None = None
+        self._grammars: SlotGrammars | None = None
+
+    def obey(self, compiler: GrammarCompiler) -> None:
+        """Let requests have grammars."""
+        self._grammars = SlotGrammars(compiler)
 
     def prepare(self, config: CoreConfig, draft: LoadedModel | None) -> DeviceDrafter | None:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
@@ -97,20 +106,31 @@ class StepRunner:
         self.state.reset()
         if self._drafts is not None:
             self._drafts.drafter.reset()
+        if self._grammars is not None:
+            self._grammars.reset()
 
     def run(self, plan: StepPlan, drafts: HostDrafts | None) -> StepResult:
         """Run one step. Raises ValueError if the plan or the drafts break their contract."""
         self.state.apply(plan)
         copy_pages(plan, self.pools)
+        illegal = forced = 0
+        if self._grammars is not None:
+            self._grammars.enter(plan)
         if self._drafts is not None:
             self._drafts.enter(plan)
             drafts = self._drafts.late(drafts) if plan.late_bound else self._drafts.propose(plan)
+        # Leaving out a drawn draft for what it is would shift the distribution.
+        fixed = self._drafts is None or not self._drafts.drawn
+        if self._grammars and drafts is not None and fixed:
+            drafts, illegal, forced = self._grammars.sift(plan, drafts)
         drafter = None if self._drafts is None else self._drafts.drafter
         drafted = self._draft(plan, drafts)
         hidden, features = run_target(self._model, drafted.batch, self._kv, drafter)
         result = self._decide(plan, drafts, drafted, hidden)
         if self._drafts is not None:
             self._drafts.align(plan, drafted.slots, drafted.batch, features, self._buffers)
+        if illegal or forced:
+            result = msgspec.structs.replace(result, illegal=illegal, forced=forced)
         return result
 
     def _draft(self, plan: StepPlan, drafts: HostDrafts | None) -> Drafted:
@@ -187,9 +207,14 @@ class StepRunner:
         held = None
         if self._drafts is not None:
             held = self._drafts.held(plan, drafts, drafted.batch, node_cu)
+        masks: NodeMasks | None = None
+        if self._grammars:
+            parents = buffers.parents if drafted.branches else None
+            tokens = RowTokens(buffers.cu_q, buffers.node_cu, buffers.input_ids, parents)
+            masks = self._grammars.masks(slots, plan.kinds, tokens)
         targets = choose_targets(
             logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts,
-            held,
+            held, masks,
         )  # fmt: skip
         most = None if self._drafts is None else self._drafts.most
         simulated = self._simulated
@@ -199,6 +224,8 @@ class StepRunner:
         if self._share is not None:
             self._share(buffers, rows, int(node_cu[rows]))
         settle(total, scattered, slots, buffers, state, self._kv)
+        if self._grammars:
+            self._grammars.advance(slots, buffers.accept_cu, buffers.emitted)
         accept_lens = buffers.accept_lens[:rows]
         logprobs: tuple[RowLogprobs, ...] = ()
         if state.sampling.featured and (state.sampling.features[slots] & AFTERWARDS).any():
@@ -215,7 +242,7 @@ class StepRunner:
         errors: tuple[RowError, ...] = ()
         if not accept_lens.all():
             bad = np.flatnonzero((accept_lens == 0) & (np.diff(node_cu) > 0)).tolist()
-            errors = tuple(RowError(row, _BAD_LOGITS) for row in bad)
+            errors = tuple(RowError(row, self._wrong(int(slots[row]))) for row in bad)
         return self._result(plan, drafts, drafted, total, logprobs, errors)
 
     def _result(
@@ -248,6 +275,11 @@ class StepRunner:
             confidence=confidence,
             trimmed=trimmed,
         )
+
+    def _wrong(self, slot: int) -> str:
+        """Why a row of the slot has no token."""
+        found = None if self._grammars is None else self._grammars.error(slot)
+        return _BAD_LOGITS if found is None else _BAD_GRAMMAR.format(found)
 
     def _count_emitted(self, slots: I32) -> None:
         """Add what rows with penalties emitted to their token counts."""

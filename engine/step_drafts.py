@@ -49,6 +49,11 @@ class StepDrafts:
         self._state = state
         self._buffers = DraftBuffers()
 
+    @property
+    def drawn(self) -> bool:
+        """Whether the latest drafts were drawn, for rejection sampling."""
+        return self._law is not None
+
     def enter(self, plan: StepPlan) -> None:
         """Requests enter their slots."""
         for init in plan.inits:

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from ..engine_core.config import CoreConfig
+from ..engine_core.grammar_compiler import compiler_of
 from ..engine_core.plan import HostDrafts, StepPlan, StepResult
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
 from .draft_clock import draft_work
@@ -133,7 +134,10 @@ class TorchWorker:
         return self._info
 
     def prepare(self, config: CoreConfig) -> None:
-        """Make the device's drafter; all else grows with the steps."""
+        """Make the device's drafter and the grammars' compiler; all else grows with the steps."""
+        compiler = compiler_of(config)
+        if compiler is not None:
+            self._runner.obey(compiler)
         drafter = self._runner.prepare(config, self._draft)
         if drafter is None or self._draft is None:
             return

@@ -1,7 +1,6 @@
 """A core put together with its drafter, controller and tail decoder, live or for a replay."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import assert_never, final
 
 from ..cython_ext.suffix_automaton import SuffixAutomaton
@@ -11,16 +10,17 @@ from .core import EngineCore
 from .corpora import CorpusError, build_corpus
 from .device_lengths import DeviceLengths
 from .drafter_loader import make_host_drafter
+from .grammar_compiler import compiler_of
 from .host_drafter import HostDrafter
 from .ids import i32
 from .late_drafts import DraftPolicy
 from .messages import AddCorpus, FlushCache, GenerateRequest, RemoveCorpus, RequestOutput
 from .mixed_lengths import MixedLengths
-from .model_path import resolve_model
 from .ngram import NgramProposer
 from .refusal import Refused, RefusedError
 from .step_times import StepTimes
 from .tail_decoder import TailDecoder, TokenizersTail
+from .tokenizer_file import tokenizer_file
 from .trace import Control, TraceHeader, TraceWriter
 from .worker import Worker
 
@@ -128,6 +128,7 @@ def assemble(
         tail=tail,
         controller=controller,
         device_lengths=device,
+        grammars=compiler_of(config),
         trace=trace,
     )
     proposer = drafter if isinstance(drafter, NgramProposer) else None
@@ -154,13 +155,5 @@ def load_tail(config: EngineConfig) -> TailDecoder | None:
 
     Raises ModelNotFound, ValueError or OSError when the tokenizer cannot be read.
     """
-    if config.skip_tokenizer_init:
-        return None
-    if config.tokenizer_path is not None:
-        folder = Path(config.tokenizer_path).expanduser()
-        if not folder.is_dir():
-            raise ValueError(f"tokenizer_path: {config.tokenizer_path!r} is not a folder")
-    else:
-        folder = resolve_model(config.model, config.revision)
-    path = folder / "tokenizer.json"
-    return TokenizersTail(str(path)) if path.is_file() else None
+    path = tokenizer_file(config)
+    return None if path is None else TokenizersTail(str(path))

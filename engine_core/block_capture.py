@@ -30,20 +30,24 @@ def block_capture(fields: BlockFields, target_layers: int, draft_layers: int) ->
     name = "target_layer_ids"
     given = fields.find(name, tuple[int, ...])
     if given is None:
-        given = default_layer_ids(target_layers, draft_layers)
+        given = spread_layers(target_layers, draft_layers)
+    if given is None:
+        raise ValueError(
+            f"{name}: missing, and there is no rule for a target of {target_layers} layers; write "
+            "those that the draft was trained on"
+        )
     return _capture(name, given, [i + 1 for i in given], target_layers, "layers")
 
 
-def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:
-    """Layers whose output is taken, as many as the draft has, spread evenly. Raises ValueError."""
+def spread_layers(target_layers: int, draft_layers: int) -> tuple[int, ...] | None:
+    """Layers whose output is taken where nothing names any: as many as the draft has, spread
+    evenly. None for a target of too few, of which there is no rule.
+    """
     if draft_layers == 1:
         return (target_layers // 2,)
     first, last = 1, target_layers - 3
     if last < first:
-        raise ValueError(
-            f"target_layer_ids: missing, and there is no rule for a target of {target_layers} "
-            "layers; write those that the draft was trained on"
-        )
+        return None
     # round() goes to the even neighbour, as the trainers' does.
     step = (last - first) / (draft_layers - 1)
     return tuple(round(first + i * step) for i in range(draft_layers))

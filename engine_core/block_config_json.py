@@ -5,16 +5,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from .block_capture import block_capture
 from .block_fields import BlockAlgorithm, BlockFields
-from .block_heads import confidence_with_markov, markov_head
+from .block_heads import confidence_head, confidence_with_markov, markov_head
 from .block_layers import block_layers
 from .draft_config import BlockConfig, DraftConfig, SpecShape
 from .draft_names import our_name
+from .drafter_spec import MAX_DRAFT_TOKENS
 from .mask_token import mask_token_id
 from .model_config import ModelConfig
 from .safetensors_header import HeaderError, StoredTensor, tensor_headers
-from .spec_shape import refuse_shape
 
 _ARCHITECTURES: dict[BlockAlgorithm, tuple[str, ...]] = {
     "DFLASH": ("DFlashDraftModel", "MuseGlimmerAssistantModel"),
@@ -35,6 +37,7 @@ _OTHERS = {
     "DeepseekV4ForCausalLM": _LATENT,
     "DeepseekV4ForCausalLMDSpark": _LATENT,
 }
+_PLAIN = "use a plain DFLASH draft"
 _UNSAID: dict[BlockAlgorithm, int] = {"DFLASH": 16, "DSPARK": 7}  # block_size
 # What only DFlash2 drafts have, and its value where they do not.
 _SELECTOR_FIELDS = {
@@ -44,6 +47,12 @@ _SELECTOR_FIELDS = {
     "selector_top_k": 0,
     "output_multiplier": 1,
 }
+
+
+class _Training(msgspec.Struct, frozen=True):
+    """What "outrider" says beside the serving shape."""
+
+    trained_length: int | None = None
 
 
 def parse_block_config(
@@ -69,18 +78,20 @@ def parse_block_config(
     first_row = _first_row(fields)
     size = _block_size(fields)
     drafts = (_UNSAID[algorithm] if size is None else size) - _anchors(fields, first_row)
-    shape = SpecShape(drafts, 1, drafts + 1)
-    refused = refuse_shape(shape)
-    if refused is not None:
+    if not 1 <= drafts < MAX_DRAFT_TOKENS:
         raise ValueError(
-            f"block_size: {drafts} drafts are none that a row can have; it {refused.reason}"
+            f"block_size: {size} makes {drafts} drafts, of which a row has 1 to "
+            f"{MAX_DRAFT_TOKENS - 1}; use a draft of other blocks"
         )
+    shape = SpecShape(drafts, 1, drafts + 1)
     own = fields.find("outrider", SpecShape)
-    if own not in (None, shape):
+    if own is not None and own != shape:
         raise ValueError(
-            f"outrider: a block draft's own shape is {drafts} steps of topk 1; change block_size"
+            f"outrider: {own.steps} steps of topk {own.topk} and {own.num_draft_tokens} draft "
+            f"tokens, but its block is {drafts} steps of topk 1 and {drafts + 1}; change block_size"
         )
     markov = None if algorithm == "DFLASH" else markov_head(fields)
+    confidence = markov is not None and confidence_head(fields)
     block = BlockConfig(
         drafts=drafts,
         first_row=first_row,
@@ -89,9 +100,11 @@ def parse_block_config(
         whole_block_window=fields.speculators is not None,
         embed_scale=_scale(fields, "input_embedding_scale"),
         markov=markov,
-        confidence=markov is not None,
+        confidence=confidence,
         confidence_with_markov=(
-            markov is not None and confidence_with_markov(fields, markov, model.hidden_size, stored)
+            confidence
+            and markov is not None
+            and confidence_with_markov(fields, markov, model.hidden_size, stored)
         ),
         fc_order=capture.fc_order,
         gemma_norms=bool(fields.find("use_gemma_norm", bool)),
@@ -107,6 +120,7 @@ def parse_block_config(
         owns_head=False,
         defaults=None if size is None else shape,
         block=block,
+        trained_length=_trained_length(fields),
         notes=tuple(_notes(fields, target, drafts, size)),
     )
 
@@ -124,7 +138,9 @@ def _refuse_architecture(fields: BlockFields) -> None:
         if fields.speculators == _SPECULATORS[algorithm]:
             return
         others = [other for other, name in _SPECULATORS.items() if name == fields.speculators]
-        remedy = f"use --speculative-algorithm {others[0]}" if others else "use a dflash or dspark"
+        remedy = (
+            f"use --speculative-algorithm {others[0]}" if others else "use a dflash or dspark draft"
+        )
         raise ValueError(
             f"speculators_model_type: {fields.speculators!r} is no {algorithm} draft; {remedy}"
         )
@@ -152,20 +168,23 @@ def _refuse_extras(fields: BlockFields) -> None:
         if value is not None and value != neutral:
             raise ValueError(
                 f"{name}: {value:g}, of DFlash2's convolution and selector, which cannot be run; "
-                "use a plain DFLASH draft"
+                f"{_PLAIN}"
             )
-    if (fields.nested("final_logit_softcapping", float) or 0) > 0:
+    cap = fields.nested("final_logit_softcapping", float) or 0.0
+    if cap > 0.0:
         raise ValueError(
-            "final_logit_softcapping: capped logits cannot be run; use a draft without"
+            f"final_logit_softcapping: {cap:g}, capped logits, cannot be run; use a draft without"
         )
     projector = fields.find("projector_type", str)
-    if projector not in (None, "", "dflash") or fields.find("shift_label", bool):
+    if projector not in (None, "", "dflash"):
         raise ValueError(
-            "projector_type: Domino's recurrent head cannot be run; use a plain DFLASH draft"
+            f"projector_type: {projector!r}, Domino's recurrent head, cannot be run; {_PLAIN}"
         )
+    if fields.find("shift_label", bool):
+        raise ValueError(f"shift_label: true, Domino's recurrent head, cannot be run; {_PLAIN}")
     if fields.find("has_embed_tokens", bool):
         raise ValueError(
-            "has_embed_tokens: drafts with an embedding of their own (Nemotron-3.5's layout) "
+            "has_embed_tokens: true, drafts with an embedding of their own (Nemotron-3.5's layout) "
             "cannot be run; use one that shares the target's"
         )
 
@@ -200,6 +219,18 @@ def _block_size(fields: BlockFields) -> int | None:
     if size is None and fields.speculators is not None:
         raise ValueError("block_size: missing; write the one that the draft was trained with")
     return size
+
+
+def _trained_length(fields: BlockFields) -> int | None:
+    said = fields.find("outrider", _Training)
+    if said is None or said.trained_length is None:
+        return None
+    if said.trained_length < 1:
+        raise ValueError(
+            f"outrider.trained_length: must be 1 or more, is {said.trained_length}; write the "
+            "--sequence-length of training, or leave it out"
+        )
+    return said.trained_length
 
 
 def _scale(fields: BlockFields, name: str) -> float:

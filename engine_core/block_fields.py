@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from .draft_fields import SpeculatorsConfig
+from .field_errors import describe
 
 T = TypeVar("T")
 Json = dict[str, msgspec.Raw]
@@ -33,7 +34,7 @@ class BlockFields:
     """The fields by their plain names; null counts as unsaid."""
 
     def __init__(self, text: bytes, algorithm: BlockAlgorithm) -> None:
-        """Raises msgspec.MsgspecError, ValueError for what is no object."""
+        """Raises ValueError naming a field; msgspec.MsgspecError for what is no object."""
         top = said(text)
         self.top = top
         self.algorithm = algorithm
@@ -43,6 +44,10 @@ class BlockFields:
         self.proposed = None if proposal is None else proposal.proposed_tokens()
         self._nested = [(f"{n}.", _object(top, n)) for n in _NESTED[algorithm] if n in top]
         inner = "text_config" if self.speculators is None else "transformer_layer_config"
+        if self.speculators is not None and inner not in top:
+            raise ValueError(
+                f"{inner}: missing beside speculators_model_type; write the layers' fields there"
+            )
         text_config = _object(top, inner) if inner in top else {}
         self._inner = (f"{inner}.", text_config)
         self.layers: Json = text_config if self.speculators is not None else top | text_config
@@ -90,7 +95,7 @@ def _object(json: Mapping[str, msgspec.Raw], name: str) -> Json:
     try:
         return said(bytes(json[name]))
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{name}: must be an object: {error}") from None
+        raise ValueError(describe(error, bytes(json[name]), name)) from None
 
 
 def _value(place: str, name: str, json: Mapping[str, msgspec.Raw], kind: type[T]) -> T | None:
@@ -99,4 +104,4 @@ def _value(place: str, name: str, json: Mapping[str, msgspec.Raw], kind: type[T]
     try:
         return msgspec.json.decode(json[name], type=kind)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{place}{name}: {error}") from None
+        raise ValueError(describe(error, bytes(json[name]), f"{place}{name}")) from None

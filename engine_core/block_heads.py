@@ -33,6 +33,14 @@ def markov_head(fields: BlockFields) -> MarkovConfig:
     return MarkovConfig(found, rank)
 
 
+def confidence_head(fields: BlockFields) -> bool:
+    """Whether the draft says of its tokens how likely they are accepted; so it does where nothing
+    is said. Raises ValueError.
+    """
+    given = fields.agreed("enable_confidence_head", bool)
+    return given is None or given
+
+
 def confidence_with_markov(
     fields: BlockFields, markov: MarkovConfig, hidden: int, stored: Mapping[str, StoredTensor]
 ) -> bool:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from .block_fields import BlockFields, Json
+from .field_errors import describe
 from .model_config import ModelConfig, parse_model_config
 
 _LATENT = ("kv_lora_rank", "q_lora_rank")
@@ -49,12 +50,13 @@ def _refuse_others(fields: BlockFields) -> None:
     for name in _LATENT:
         if name in layers:
             raise ValueError(
-                f"{name}: drafts with multi-head latent attention cannot be run; use one with "
-                "plain attention"
+                f"{name}: {_text(layers[name])}, multi-head latent attention, cannot be run; use a "
+                "draft with plain attention"
             )
     for name in _EXPERTS:
-        if bytes(layers.get(name, fields.top.get(name, b"0"))) not in (b"0", b"1"):
-            raise ValueError(f"{name}: drafts with experts cannot be run; use a dense one")
+        count = _text(layers.get(name, fields.top.get(name, msgspec.Raw(b"0"))))
+        if count not in ("0", "1"):
+            raise ValueError(f"{name}: {count}, experts, cannot be run; use a dense draft")
     for name in _NEOX:
         if fields.find(name, bool) is False:
             raise ValueError(
@@ -63,7 +65,7 @@ def _refuse_others(fields: BlockFields) -> None:
             )
     if fields.find("attention_sink_bias", bool):
         raise ValueError(
-            "attention_sink_bias: the attention kernels have no sinks; use a draft without"
+            "attention_sink_bias: true, but attention has no sinks here; use a draft without"
         )
 
 
@@ -94,14 +96,17 @@ def _decoder_json(fields: BlockFields, target: ModelConfig) -> Json:
 
 def _whole_rope(name: str, rope: msgspec.Raw, head_dim: msgspec.Raw | None) -> msgspec.Raw:
     """``rope_dim`` is the rotary width, whatever a partial factor beside it says."""
-    fields = msgspec.json.decode(rope, type=dict[str, msgspec.Raw])
+    try:
+        fields = msgspec.json.decode(rope, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError as error:
+        raise ValueError(describe(error, bytes(rope), name)) from None
     width = fields.pop("rope_dim", None)
     if width is None or bytes(width) == b"null":
         return rope
     if head_dim is None or bytes(width) != bytes(head_dim):
         raise ValueError(
-            f"{name}.rope_dim: rotary embeddings over a part of the head cannot be run; use a "
-            "draft that rotates all of it"
+            f"{name}.rope_dim: {_text(width)}, rotary embeddings over a part of the head, cannot "
+            "be run; use a draft that rotates all of it"
         )
     fields.pop("partial_rotary_factor", None)
     return _raw(fields)
@@ -138,6 +143,10 @@ def _sight(fields: BlockFields, layers: int) -> tuple[tuple[int, ...], tuple[boo
     ahead = bool(fields.find("sliding_window_non_causal", bool))
     causal = (always if always is not None else slid and not ahead for slid in slides)
     return tuple((window or 0) * slid for slid in slides), tuple(causal)
+
+
+def _text(value: msgspec.Raw) -> str:
+    return bytes(value).decode()
 
 
 def _raw(value: object) -> msgspec.Raw:

@@ -487,6 +487,8 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
         drafter = found
         if found is NGRAM:
             drafter = NGRAM_BY_SOURCE[config.speculative_ngram_source]
+        elif found.has_model and not worker.draft_survival:
+            drafter = msgspec.structs.replace(found, gives_survival=False)
     context = served_context(config, worker.context_length)
     if isinstance(context, Refused):
         return context

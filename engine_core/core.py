@@ -9,6 +9,7 @@ from .config import CoreConfig
 from .counters import used
 from .device_drafts import DeviceDrafts
 from .device_lengths import DeviceLengths
+from .grammar_compiler import GrammarCompiler, refuse_grammar
 from .host_drafter import HostDrafter
 from .late_drafts import DraftPolicy, LateDrafts
 from .messages import CoreStats, FlushCache, GenerateRequest, RequestOutput
@@ -37,17 +38,20 @@ class EngineCore:
         tail: TailDecoder | None = None,
         controller: DraftPolicy | None = None,
         device_lengths: DeviceLengths | None = None,
+        grammars: GrammarCompiler | None = None,
         trace: TraceWriter | None = None,
         check: bool | None = None,
     ) -> None:
-        """``check`` None follows the environment's OUTRIDER_CHECK. ``device_lengths``: of a drafter
-        that the worker runs. Raises ValueError unless a host drafter comes with a controller.
+        """``grammars``: None where requests may have none. ``check`` None follows the environment's
+        OUTRIDER_CHECK. ``device_lengths``: of a drafter that the worker runs. Raises ValueError
+        unless a host drafter comes with a controller.
         """
         if (host_drafter is None) != (controller is None):
             raise ValueError("a host drafter and a length controller come together")
         self.config = config
         self.scheduler = Scheduler(config, tail=tail, policy=controller or device_lengths)
         self._worker = worker
+        self._grammars = grammars
         self._overlap = not config.engine.disable_overlap_schedule
         self._check = os.environ.get("OUTRIDER_CHECK") == "1" if check is None else check
         self._trace = trace
@@ -71,7 +75,8 @@ class EngineCore:
 
     def submit(self, message: GenerateRequest) -> Refused | None:
         """Queue a request, or say why it is not served."""
-        refused = self.scheduler.submit(message)
+        refused = refuse_grammar(message.params.grammar, self.config, self._grammars)
+        refused = refused or self.scheduler.submit(message)
         if refused is None and self._trace is not None:
             self._trace.submit(message)
         return refused
@@ -151,6 +156,8 @@ class EngineCore:
             verify_budget_steps=counters.budget_steps,
             verify_budget_drafts=counters.budget_drafts,
             verify_trimmed_drafts=counters.trimmed_drafts,
+            illegal_drafts=counters.illegal_drafts,
+            forced_drafts=counters.forced_drafts,
             **self._window_stats(),
         )
 

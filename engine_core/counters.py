@@ -27,7 +27,8 @@ class Counters:
     j + 1 correct drafts. ``held_rows`` waited a step for pages, ``shrunk_steps`` lost their drafts
     to the lack of pages, ``dropped_rows`` were in flight when their request ended.
     ``budget_steps`` had a budget of verified drafts, ``budget_drafts`` together; ``trimmed_drafts``
-    held but lay beyond a cap (mode cap-accept).
+    held but lay beyond a cap (mode cap-accept). ``illegal_drafts`` of the host were left out
+    because a grammar forbids them, ``forced_drafts`` made because it allows nothing else.
     """
 
     steps: int = 0
@@ -53,6 +54,8 @@ class Counters:
     budget_steps: int = 0
     budget_drafts: int = 0
     trimmed_drafts: int = 0
+    illegal_drafts: int = 0
+    forced_drafts: int = 0
     accepted_per_pos: I64 = field(default_factory=_per_pos)
     drafted_per_pos: I64 = field(default_factory=_per_pos)
 
@@ -65,13 +68,15 @@ class Counters:
         self.plain_rows += fast.plain_rows
         self.generated_tokens += fast.tokens
 
-    def count_ragged(self, plan: StepPlan, result: StepResult) -> None:
-        """Count what a step's verify lengths were planned as, and what caps took."""
+    def count_drafts(self, plan: StepPlan, result: StepResult) -> None:
+        """Count what a step's verify lengths were planned as, what caps took and grammars did."""
         if plan.budget >= 0:
             self.budget_steps += 1
             self.budget_drafts += plan.budget
         if result.trimmed:
             self.trimmed_drafts += int(i32(result.trimmed).sum())
+        self.illegal_drafts += result.illegal
+        self.forced_drafts += result.forced
 
     def count_verify(self, proposed: int, depth: int, correct: int, kept: int) -> None:
         """Count a verify row that had drafts."""

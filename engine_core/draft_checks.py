@@ -10,7 +10,7 @@ from .block_tensors import MARKOV
 from .config import EngineConfig, served_context
 from .draft_config import DraftAlgorithm, DraftConfig
 from .draft_config_json import misfits, parse_draft_config
-from .draft_finding import Finding, failed
+from .draft_finding import Finding, Level, failed
 from .draft_folder import draft_folder, tokenizer_folder
 from .draft_names import our_name
 from .draft_source import find_draft
@@ -20,6 +20,7 @@ from .model_path import resolve_model
 from .refusal import Refused, RefusedError
 from .safetensors_header import HeaderError, tensor_dtypes
 from .tokenizer_match import match_tokenizers
+from .trained_length import trained_length
 
 _FLOATS = ("bfloat16", "float16", "float32")
 _INDEXES = ("d2t", "t2d")  # of whole numbers by design
@@ -75,6 +76,10 @@ def check_draft(config: EngineConfig) -> Iterator[Finding]:
         return
     fit = list(_fit(draft, target))
     yield from fit
+    length = trained_length(draft, context, config.speculative_draft_window_size)
+    if length is not None:
+        level: Level = "warning" if length.remedy else "ok"
+        yield Finding("trained length", level, length.found, length.remedy)
     if (config.speculative_draft_load_format or config.load_format) != "dummy":
         yield _types(folder, target)
     if all(finding.level != "failed" for finding in fit):
@@ -154,6 +159,8 @@ def _block(draft: DraftConfig) -> Finding:
     assert block is not None, "it is a block draft's"
     what = "the token at its own position" if block.first_row else "the next token"
     markov = "" if block.markov is None else f", a {block.markov.kind} Markov head"
+    if block.markov is not None and not block.confidence:
+        markov += ", no confidence head: verify lengths go by the length policy"
     found = (
         f"{block.rows} rows of which {block.drafts} draft, each {what}; mask token "
         f"{block.mask_token_id}{markov}"

@@ -79,7 +79,8 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     head reads. ``norm_before_residual``: an EAGLE3 draft's first layer adds to its input behind
     the norm. ``first_layer_norm``: an EAGLE draft's first layer has an input norm.
     ``defaults``: the draft's best serving shape. ``block``: of DFLASH's and DSPARK's drafts.
-    ``notes``: what whoever serves it should be told.
+    ``trained_length``: tokens of the texts that it was trained on, where it says so. ``notes``:
+    what whoever serves it should be told.
     """
 
     algorithm: DraftAlgorithm
@@ -99,4 +100,5 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True):
     first_layer_norm: bool = False
     defaults: SpecShape | None = None
     block: BlockConfig | None = None
+    trained_length: int | None = None
     notes: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from .block_config_json import parse_block_config
 from .draft_config import DraftAlgorithm, DraftConfig, SpecShape
 from .draft_fields import DraftFields, decode_fields, layers_json
 from .draft_names import our_name
+from .field_errors import describe
 from .model_config import (
     ModelConfig,
     ModelConfigError,
@@ -64,7 +65,9 @@ def parse_draft_config(
                 assert_never(algorithm)
     except ModelConfigError:
         raise
-    except (ValueError, msgspec.MsgspecError) as error:
+    except msgspec.MsgspecError as error:
+        raise ModelConfigError(f"{path}: {describe(error, text)}") from None
+    except ValueError as error:
         raise ModelConfigError(f"{path}: {error}") from None
     return config
 
@@ -148,7 +151,8 @@ def _eagle3(
     if fields.num_aux_hidden_states not in (None, count):
         raise ValueError(
             f"num_aux_hidden_states: {fields.num_aux_hidden_states}, but {count} hidden states of "
-            "the target are named by eagle_aux_hidden_state_layer_ids or by default"
+            "the target are named by eagle_aux_hidden_state_layer_ids or by default; correct the "
+            "one that is wrong"
         )
     width = _given(fields.target_hidden_size, model.hidden_size)
     if width != target.hidden_size:

@@ -144,7 +144,8 @@ def layers_json(text: bytes, fields: DraftFields, algorithm: DraftAlgorithm) -> 
 def _layer_config(raw: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     if "transformer_layer_config" not in raw:
         raise ValueError(
-            "transformer_layer_config: missing; with speculators_model_type it describes the layers"
+            "transformer_layer_config: missing beside speculators_model_type; write the layers' "
+            "fields there"
         )
     return msgspec.json.decode(raw["transformer_layer_config"], type=dict[str, msgspec.Raw])
 

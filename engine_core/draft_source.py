@@ -13,10 +13,12 @@ from .draft_folder import draft_folder, tokenizer_folder
 from .drafter_spec import DrafterSpec, find_drafter
 from .model_config import ModelConfig, ModelConfigError
 from .model_path import ModelNotFound
+from .ragged_verify import refuse_ragged
 from .refusal import Refused, RefusedError
 from .safetensors_header import HeaderError, tensor_dtypes
-from .spec_shape import corrected, resolve_shape
+from .spec_shape import corrected, refuse_survival, resolve_shape
 from .token_map import read_token_map
+from .trained_length import trained_length
 
 _FIELD = "speculative_draft_model_path"
 
@@ -77,13 +79,25 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         shape = resolve_block(config, spec.name, draft.block.drafts, draft.defaults)
         if isinstance(shape, Refused):
             return shape
-        notes = (*draft.notes, *block_notes(config, spec.name, draft.defaults, shape))
+        notes = [*draft.notes, *block_notes(config, spec.name, draft.defaults, shape)]
+        window = config.speculative_draft_window_size
+        length = trained_length(draft, target.context_length, window)
+        if length is not None and length.note is not None:
+            notes.append(length.note)
+        confidence = draft.block.confidence
+        if spec.gives_survival and not confidence:
+            refused = _refuse_survival(config, spec)
+            if refused is not None:
+                return refused
         asked = config.speculative_ragged_verify_mode in ("compact", "cap-accept")
-        confidence = spec.gives_survival and asked
-        block = msgspec.structs.replace(draft.block, drafts=shape.steps, confidence=confidence)
+        block = msgspec.structs.replace(
+            draft.block, drafts=shape.steps, confidence=confidence and asked
+        )
         draft = msgspec.structs.replace(draft, block=block)
         dtype = target.torch_dtype
-        return DraftSource(folder, draft, shape, load_format, stored, dtype, None, notes=notes)
+        return DraftSource(
+            folder, draft, shape, load_format, stored, dtype, None, notes=tuple(notes)
+        )
     token_map: tuple[int, ...] | None = None
     if config.speculative_token_map is not None:
         found = read_token_map(config.speculative_token_map, target.vocab_size)
@@ -124,3 +138,10 @@ def _find(config: EngineConfig, spec: DrafterSpec, target: ModelConfig) -> Draft
         config.speculative_draft_model_quantization == "int8",
         () if note is None else (note,),
     )
+
+
+def _refuse_survival(config: EngineConfig, spec: DrafterSpec) -> Refused | None:
+    """What needs a confidence head, asked of a draft of ``spec`` without one."""
+    name = f"this {spec.name} draft (enable_confidence_head: false)"
+    without = msgspec.structs.replace(spec, name=name, gives_survival=False)
+    return refuse_ragged(config, without) or refuse_survival(config, without)

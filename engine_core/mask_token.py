@@ -5,9 +5,8 @@ from pathlib import Path
 import msgspec
 
 from .block_fields import BlockFields
-from .tokenizer_ids import mask_token, read_tokenizer
+from .tokenizer_ids import find_mask, own_mask, read_tokenizer
 
-_DEFAULT = "<|MASK|>"
 _WRITE = "write the id that the draft was trained with as mask_token_id"
 
 
@@ -35,14 +34,13 @@ def mask_token_id(fields: BlockFields, vocab_size: int, tokenizer: Path | None) 
 def _refuse_another(given: int, tokenizer: Path) -> None:
     """Raise if the tokenizer has a mask token and it is not ``given``."""
     try:
-        text = mask_token(tokenizer)
-        own = None if text is None else read_tokenizer(tokenizer).ids().get(text)
+        own = own_mask(tokenizer)
     except (OSError, msgspec.MsgspecError):
         return  # without a tokenizer the explicit id stands
-    if own is not None and own != given:
+    if own is not None and own.id not in (None, given):
         raise ValueError(
-            f"mask_token_id: {given}, but the target's tokenizer has the mask token {text!r} = "
-            f"{own}; use a draft that was trained with this tokenizer"
+            f"mask_token_id: {given}, but the target's tokenizer has the mask token {own.text!r} = "
+            f"{own.id}; use a draft that was trained with this tokenizer"
         )
 
 
@@ -50,23 +48,22 @@ def _named(fields: BlockFields, vocab_size: int, tokenizer: Path | None) -> int:
     name = fields.find("mask_token", str)
     if name == "":
         raise ValueError(f"mask_token: must not be empty; {_WRITE}")
-    name = _DEFAULT if name is None else name
     if tokenizer is None:
         raise ValueError(
-            f"mask_token_id: missing, and {name!r} needs the target's tokenizer; {_WRITE}"
+            f"mask_token_id: missing, and finding it by name needs the target's tokenizer; {_WRITE}"
         )
     try:
         known = read_tokenizer(tokenizer)
     except (OSError, msgspec.MsgspecError) as error:
         raise ValueError(
-            f"mask_token_id: missing, and {name!r} cannot be looked up in {tokenizer}: {error}; "
-            f"{_WRITE}"
+            f"mask_token_id: missing, and it cannot be looked up in {tokenizer}: {error}; {_WRITE}"
         ) from None
     # A token that the tokenizer lacks was added to it in training, behind all others.
-    found = known.ids().get(name, known.next_id())
+    mask = find_mask(known, name)
+    found = known.next_id() if mask.id is None else mask.id
     if found >= vocab_size:
         raise ValueError(
-            f"mask_token: {name!r} would be token {found}, outside the target's vocabulary of "
+            f"mask_token: {mask.text!r} would be token {found}, outside the target's vocabulary of "
             f"{vocab_size}, whose embedding is not extended; {_WRITE}"
         )
     return found

@@ -253,6 +253,8 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     window_short_drafts: int = 0
     window_page_failures: int = 0
     window_peak_pages: int = 0
+    illegal_drafts: int = 0
+    forced_drafts: int = 0
 
 
 class CoreError(msgspec.Struct, frozen=True, array_like=True, tag="core_error"):

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from .field_errors import describe
 from .rope_config import RawRope, RopeConfig, parse_rope
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
@@ -132,10 +133,12 @@ def parse_model_config(text: bytes, path: Path) -> ModelConfig:
     try:
         extra = msgspec.json.decode(generation_text, type=_GenerationConfig)
     except msgspec.MsgspecError as error:
-        raise ModelConfigError(f"{generation}: {error}") from None
+        raise ModelConfigError(f"{generation}: {describe(error, generation_text)}") from None
     try:
         return _resolve(_decode(text), extra)
-    except (ValueError, msgspec.MsgspecError) as error:
+    except msgspec.MsgspecError as error:
+        raise ModelConfigError(f"{path}: {describe(error, text)}") from None
+    except ValueError as error:
         raise ModelConfigError(f"{path}: {error}") from None
 
 
@@ -144,8 +147,8 @@ def _decode(text: bytes) -> _Raw:
     architectures = msgspec.json.decode(fields.get("architectures", b"null"), type=object)
     if not isinstance(architectures, list) or len(architectures) != 1:
         raise ValueError(
-            f"architectures: expected a list with one name, found {architectures!r}; "
-            f"supported: {', '.join(_ARCHITECTURES)}"
+            f"architectures: expected a list with one name, found {architectures!r}; use a model "
+            f"of one of {', '.join(_ARCHITECTURES)}"
         )
     if architectures[0] not in _ARCHITECTURES:
         raise ValueError(
@@ -169,10 +172,11 @@ def _decode(text: bytes) -> _Raw:
 def _resolve(raw: _Raw, generation: _GenerationConfig) -> ModelConfig:
     architecture = _ARCHITECTURES[raw.architectures[0]]
     if raw.hidden_act not in ("silu", "swish"):
-        raise ValueError(f"hidden_act: {raw.hidden_act!r} is not supported; only silu is")
+        raise ValueError(f"hidden_act: {raw.hidden_act!r} is not supported; use a model with silu")
     if raw.partial_rotary_factor not in (None, 1.0):
         raise ValueError(
-            f"partial_rotary_factor: {raw.partial_rotary_factor} is not supported; only 1.0 is"
+            f"partial_rotary_factor: {raw.partial_rotary_factor} is not supported; use a model "
+            "with 1.0"
         )
     kv_heads = _kv_heads(raw, architecture)
     config = ModelConfig(
@@ -234,10 +238,12 @@ def _sliding_windows(raw: _Raw, architecture: Architecture) -> tuple[int, ...]:
     given = raw.sliding_window
     window = given if isinstance(given, int) else None
     if window is not None and window < 1:
-        raise ValueError(f"sliding_window: must be at least 1 or null, is {window}")
+        raise ValueError(f"sliding_window: must be at least 1 or null, is {window}; correct it")
     types = raw.layer_types
     if types is not None and len(types) != layers:
-        raise ValueError(f"layer_types: has {len(types)} entries for {layers} layers")
+        raise ValueError(
+            f"layer_types: has {len(types)} entries for {layers} layers; write one for each"
+        )
     for name in types or ():
         if name not in ("full_attention", "sliding_attention"):
             raise ValueError(
@@ -247,7 +253,10 @@ def _sliding_windows(raw: _Raw, architecture: Architecture) -> tuple[int, ...]:
     match architecture:
         case "llama":
             if slides:
-                raise ValueError("layer_types: LlamaForCausalLM has no sliding attention")
+                raise ValueError(
+                    "layer_types: sliding_attention is none of LlamaForCausalLM's; write "
+                    "full_attention"
+                )
             return (0,) * layers
         case "mistral":
             if given is msgspec.UNSET:
@@ -305,18 +314,23 @@ def _check_sizes(config: ModelConfig, raw: _Raw) -> None:
         ("max_position_embeddings", config.context_length),
     ):
         if value < 1:
-            raise ValueError(f"{name}: must be at least 1, is {value}")
+            raise ValueError(f"{name}: must be at least 1, is {value}; correct it")
     if config.num_attention_heads % config.num_key_value_heads:
         raise ValueError(
             f"num_key_value_heads: {config.num_key_value_heads} does not divide "
-            f"num_attention_heads {config.num_attention_heads}"
+            f"num_attention_heads {config.num_attention_heads}; correct one of them"
         )
     if config.head_dim % 2:
-        raise ValueError(f"head_dim: rotary embeddings need an even number, is {config.head_dim}")
+        raise ValueError(
+            f"head_dim: rotary embeddings need an even number, is {config.head_dim}; correct it"
+        )
     if not 0.0 < raw.rms_norm_eps < 1.0:
-        raise ValueError(f"rms_norm_eps: must be between 0 and 1, is {raw.rms_norm_eps}")
+        raise ValueError(
+            f"rms_norm_eps: must be between 0 and 1, is {raw.rms_norm_eps}; correct it"
+        )
     for token in config.eos_token_ids:
         if not 0 <= token < config.vocab_size:
             raise ValueError(
-                f"eos_token_id: {token} is outside the vocabulary of {config.vocab_size} tokens"
+                f"eos_token_id: {token} is outside the vocabulary of {config.vocab_size} tokens; "
+                "correct it"
             )

@@ -128,7 +128,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     else to run (the controller's cost of late binding; 0 if not late-bound).
     ``confidence`` float32[D, G]: of each verify row with room for drafts, the chance that draft k
     is accepted if all before it are; empty unless it plans verify lengths. ``trimmed`` int32[R]:
-    drafts that held and lie beyond a row's cap (mode cap-accept); empty elsewhere.
+    drafts that held and lie beyond a row's cap (mode cap-accept); empty elsewhere. ``illegal``:
+    drafts of the host that grammars forbid, left out; ``forced``: drafts that grammars made.
     """
 
     step: int
@@ -143,3 +144,5 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     wait_ns: int = 0
     confidence: bytes = b""
     trimmed: bytes = b""
+    illegal: int = 0
+    forced: int = 0

@@ -71,14 +71,20 @@ def with_environment(config: "EngineConfig") -> "EngineConfig":
 
 
 def refuse_ragged(config: "EngineConfig", spec: DrafterSpec) -> Refused | None:
-    """What can be said of ragged verify before anything is read."""
-    if spec.plans_verify:
-        return None
-    for field, given in (
+    """What can be said of ragged verify before anything is read; tables have to be there in every
+    mode, so that a typing error does not wait for the day that the mode changes.
+    """
+    tables = (
         (_SPS, config.speculative_dspark_sps_table_path),
         (_STS, config.speculative_dspark_confidence_sts_path),
-        (_ALIGN, config.speculative_dspark_align_verify_tokens_to_graph_tier or None),
-    ):
+    )
+    if spec.plans_verify:
+        for field, path in tables:
+            if path is not None and not Path(path).exists():
+                return Refused(field, f"{path} does not exist; name a table, or leave it out")
+        return None
+    align = config.speculative_dspark_align_verify_tokens_to_graph_tier or None
+    for field, given in (*tables, (_ALIGN, align)):
         if given is not None:
             return Refused(
                 field,

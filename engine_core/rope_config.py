@@ -57,8 +57,8 @@ def parse_rope(
         )
     if raw.partial_rotary_factor not in (None, 1.0):
         raise ValueError(
-            f"{field}.partial_rotary_factor: {raw.partial_rotary_factor} is not supported; only "
-            "rotary embeddings over the entire head (1.0) are"
+            f"{field}.partial_rotary_factor: {raw.partial_rotary_factor} is not supported; use a "
+            "model that rotates the entire head (1.0)"
         )
     name = raw.rope_type or raw.type or "default"
     rope_type = _KNOWN_TYPES.get(name)
@@ -69,7 +69,7 @@ def parse_rope(
         )
     chosen_theta = raw.rope_theta or theta or _DEFAULT_THETA
     if chosen_theta <= 0:
-        raise ValueError(f"rope_theta: must be positive, is {chosen_theta}")
+        raise ValueError(f"rope_theta: must be positive, is {chosen_theta}; correct it")
     match rope_type:
         case "default":
             return RopeConfig(theta=chosen_theta)
@@ -81,7 +81,8 @@ def parse_rope(
             high = _positive(field, "high_freq_factor", raw.high_freq_factor)
             if high <= low:
                 raise ValueError(
-                    f"{field}.high_freq_factor: must be above low_freq_factor ({low}), is {high}"
+                    f"{field}.high_freq_factor: must be above low_freq_factor ({low}), is {high}; "
+                    "correct one of them"
                 )
             original = raw.original_max_position_embeddings or max_positions
             return RopeConfig(
@@ -98,5 +99,6 @@ def parse_rope(
 
 def _positive(field: str, name: str, value: float | None) -> float:
     if value is None or value <= 0:
-        raise ValueError(f"{field}.{name}: this rope type needs a positive number, found {value}")
+        found = "missing" if value is None else f"is {value}"
+        raise ValueError(f"{field}.{name}: {found}; write the positive number of training")
     return value

@@ -183,7 +183,7 @@ class Scheduler:
             note_unmatched(flight, result)
         if self.verify is not None:
             self.verify.committed(flight.plan, result)
-        self.counters.count_ragged(flight.plan, result)
+        self.counters.count_drafts(flight.plan, result)
         self.flights.popleft()
         self.done_step = flight.plan.step
         if self.windows is not None:

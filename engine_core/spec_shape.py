@@ -96,7 +96,10 @@ def refuse_shape(shape: SpecShape) -> Refused | None:
     steps, topk, nodes = shape.steps, shape.topk, shape.num_draft_tokens
     for field, value in (("steps", steps), ("topk", topk)):
         if not 1 <= value < MAX_DRAFT_TOKENS:
-            return Refused(field, f"must be between 1 and {MAX_DRAFT_TOKENS - 1}, got {value}")
+            return Refused(
+                field,
+                f"must be between 1 and {MAX_DRAFT_TOKENS - 1}, got {value}; ask for that",
+            )
     fed = topk * (steps - 1)
     if fed > MAX_LEVEL_TOKENS:
         return Refused(
@@ -158,7 +161,8 @@ def refuse_survival(config: "EngineConfig", spec: DrafterSpec) -> Refused | None
     if config.simulate_accept_length is not None:
         return Refused(field, "simulate_accept_length forces acceptance already; leave one out")
     if not spec.plans_verify:
-        return Refused(field, f"belongs to drafters that give confidence, {spec.name} does not")
+        reason = f"belongs to drafters that give confidence, {spec.name} does not; leave it out"
+        return Refused(field, reason)
     if config.speculative_ragged_verify_mode == "cap-accept":
         return Refused(field, "times verify lengths, of which cap-accept saves none; use compact")
     return None

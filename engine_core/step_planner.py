@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol, final
 
 import numpy as np
+import numpy.typing as npt
 
 from .admission import Admission
 from .config import CoreConfig
@@ -69,6 +70,9 @@ class StepPlanner:
         # Without confidence, rows are verified in full and accept what the length policy says.
         self._caps_accepts = config.ragged.mode == "cap-accept" and verify is None
         self._accept_caps = np.zeros(config.worker.max_slots, dtype=np.int32)
+        # Slots whose requests have a grammar, where drafts of the host can be had.
+        self._constrained = np.zeros(config.worker.max_slots, dtype=np.bool_)
+        self._late = config.drafter is not None and config.drafter.host
 
     def plan(self, step: int) -> Flight | None:
         """The step, or None where no request can have a row."""
@@ -125,10 +129,21 @@ class StepPlanner:
             return False, np.ones(len(slots), dtype=np.int32)
         lengths = self._policy.plan(slots, room, len(slots) + self._prefill_ahead())
         self._reasons[slots] = lengths.reasons
+        mine = self._constrained[slots] & (room > 0)
+        if mine.any():
+            lengths = self._leave_room(slots, room, lengths, mine)
         if self._caps_accepts:
             self._accept_caps[slots] = lengths.caps
             return False, np.clip(room, 0, self._max_drafts).astype(np.int32) + 1
         return lengths.late_bound, lengths.caps + 1
+
+    def _leave_room(
+        self, slots: I32, room: I32, lengths: StepLengths, mine: npt.NDArray[np.bool_]
+    ) -> StepLengths:
+        """Let the rows ``mine`` of a step verify what a grammar may force upon them."""
+        self._reasons[slots[mine]] = 0
+        caps = np.where(mine, np.minimum(room, self._max_drafts), lengths.caps).astype(np.int32)
+        return lengths._replace(late_bound=True, caps=caps)
 
     def _explain(self, slots: I32) -> None:
         """These rows lost their drafts to the lack of pages, unless they had none anyway."""
@@ -163,6 +178,8 @@ class StepPlanner:
             self._count_entry(running, prefix.length)
             pages = self._batch.table.pages(running.slot)
             builder.init(slot_init(running, prefix, pages), pages)
+            has_grammar = running.request.params.grammar is not None
+            self._constrained[running.slot] = self._late and has_grammar
             self._add_chunk(builder, running)
 
     def _add_chunk(self, builder: StepBuilder, running: Running) -> bool:

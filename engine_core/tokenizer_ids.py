@@ -1,8 +1,11 @@
 """A folder's tokens by id, from tokenizer.json and the files beside it."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+
+_MASK = "<|MASK|>"  # where nothing names another
 
 
 class AddedToken(msgspec.Struct, frozen=True):
@@ -46,13 +49,26 @@ class _Named(msgspec.Struct, frozen=True):
     mask_token: str | _Text | None = None
 
 
+class MaskToken(NamedTuple):
+    """``text``, and its ``id`` if it is a token of the tokenizer that was asked."""
+
+    text: str
+    id: int | None
+
+
 def read_tokenizer(folder: Path) -> TokenizerFile:
     """The folder's tokenizer.json. Raises OSError, msgspec.MsgspecError."""
     return msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=TokenizerFile)
 
 
-def mask_token(folder: Path) -> str | None:
-    """What the folder's tokenizer calls its mask token, if it has one.
+def find_mask(tokenizer: TokenizerFile, text: str | None) -> MaskToken:
+    """The mask token called ``text``, or what all call theirs."""
+    text = _MASK if text is None else text
+    return MaskToken(text, tokenizer.ids().get(text))
+
+
+def own_mask(folder: Path) -> MaskToken | None:
+    """The mask token that the settings of the folder's tokenizer name, if they do.
 
     Raises OSError, msgspec.MsgspecError.
     """
@@ -63,5 +79,5 @@ def mask_token(folder: Path) -> str | None:
         found = msgspec.json.decode(path.read_bytes(), type=_Named).mask_token
         text = found.content if isinstance(found, _Text) else found
         if text:
-            return text
+            return find_mask(read_tokenizer(folder), text)
     return None

@@ -9,7 +9,10 @@ from .plan import HostDrafts, StepPlan, StepResult
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ready worker tells the core (bytes are bytes, times are seconds)."""
+    """What a ready worker tells the core (bytes are bytes, times are seconds).
+
+    ``draft_survival``: whether its draft model, if it has one, gives confidence in this run.
+    """
 
     vocab_size: int
     context_length: int
@@ -22,6 +25,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int
     device: str
     dtype: str
+    draft_survival: bool = True
 
 
 class WorkerFailed(RuntimeError):

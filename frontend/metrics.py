@@ -148,6 +148,8 @@ def _counters(stats: CoreStats, info: CoreInfo) -> Iterator[Metric]:
         ("spec_verify_budget_steps", "steps with a budget of drafts", stats.verify_budget_steps),
         ("spec_verify_budget_drafts", "these budgets, added up", stats.verify_budget_drafts),
         ("spec_verify_cap_trim", "right drafts beyond a cap", stats.verify_trimmed_drafts),
+        ("spec_draft_illegal", "drafts left out as a grammar forbids", stats.illegal_drafts),
+        ("spec_draft_forced", "drafts that a grammar leaves no choice of", stats.forced_drafts),
         ("spec_window_drafts", "drafts with a draft window", stats.window_drafts),
         (
             "spec_window_short_drafts",

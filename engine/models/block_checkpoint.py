@@ -49,10 +49,16 @@ def read_block(source: TensorSource, config: DraftConfig) -> BlockWeights:
     if block.markov is not None:
         weights.markov = _read_markov(source, config)
     if block.confidence:
-        weights.confidence = ConfidenceWeights(
-            weight=take(f"{CONFIDENCE}proj.weight").float().reshape(-1),
-            bias=take(f"{CONFIDENCE}proj.bias").float().reshape(()),
-        )
+        try:
+            weights.confidence = ConfidenceWeights(
+                weight=take(f"{CONFIDENCE}proj.weight").float().reshape(-1),
+                bias=take(f"{CONFIDENCE}proj.bias").float().reshape(()),
+            )
+        except WeightsError as error:
+            raise WeightsError(
+                f"{error}; a draft without a confidence head says so: write "
+                "enable_confidence_head false in its config.json"
+            ) from None
     return weights
 
 

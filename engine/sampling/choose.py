@@ -11,8 +11,9 @@ from ..forward_batch import ForwardBatch
 from .features import EDITS, PROCESSED, Feature
 from .node_drafts import NodeDrafts
 from .nodes import Nodes, place_nodes
-from .processors import apply_logit_bias, apply_min_tokens, apply_penalties
+from .processors import apply_logit_bias, apply_masks, apply_min_tokens, apply_penalties
 from .slot_edits import SlotEdits
+from .slot_grammars import NodeMasks
 from .slot_table import SlotTable
 
 
@@ -32,12 +33,14 @@ def choose_targets(
     edits: SlotEdits,
     out_counts: torch.Tensor,
     drafts: NodeDrafts | None = None,
+    masks: NodeMasks | None = None,
 ) -> torch.Tensor:
     """int64[N]: the token that each of the step's N nodes decides on; -1 where unusable.
 
     ``logits`` float32[N, V] stay untouched. ``slots`` int32[R] and ``node_cu`` int32[R + 1] are
     the step's rows, ``out_counts`` int32[S] the output tokens before it. Nodes of sampled rows
     accept or replace ``drafts`` by rejection sampling; without any, their noise is the coupled one.
+    ``masks``: of the nodes of rows with a grammar.
     """
     targets = argmax_rows(logits)
     if not table.featured:
@@ -47,6 +50,8 @@ def choose_targets(
         return targets
     nodes, node_features = _processed_nodes(batch, slots, node_cu, features)
     edited = _edit(logits, nodes, node_features, edits, out_counts)
+    if masks is not None:
+        apply_masks(edited, nodes, masks)
     sampled = torch.from_numpy((node_features & int(Feature.SAMPLED)) != 0).to(logits.device)
     chosen = torch.empty_like(nodes.index)
     if not sampled.all():

@@ -14,11 +14,12 @@ class Feature(IntFlag):
     LOGIT_BIAS = 4
     MIN_TOKENS = 8
     LOGPROBS = 16
+    GRAMMAR = 32
 
 
 # Plain ints: an IntFlag operand costs numpy microseconds.
 EDITS = int(Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.MIN_TOKENS)
-PROCESSED = EDITS | int(Feature.SAMPLED)
+PROCESSED = EDITS | int(Feature.SAMPLED | Feature.GRAMMAR)
 AFTERWARDS = int(Feature.PENALTIES | Feature.LOGPROBS)
 
 
@@ -35,4 +36,6 @@ def features_of(params: SamplingParams, eos_ids: tuple[int, ...]) -> Feature:
         found |= Feature.MIN_TOKENS
     if params.logprobs is not None:
         found |= Feature.LOGPROBS
+    if params.grammar is not None:
+        found |= Feature.GRAMMAR
     return found

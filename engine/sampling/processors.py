@@ -2,14 +2,17 @@
 
 Each node sees its history and the drafts before it.
 The order is the one that vLLM and SGLang users expect: penalties, logit bias, minimum length,
-then (in ``kernels/coupled_sample``) temperature, top_k, top_p, min_p.
+grammar, then (in ``kernels/coupled_sample``) temperature, top_k, top_p, min_p.
 """
 
+import numpy as np
 import torch
 
 from ...kernels.logit_edits import MASKED
+from ...kernels.logit_masks import mask_logits
 from .nodes import Nodes
 from .slot_edits import SlotEdits
+from .slot_grammars import NodeMasks
 
 
 def apply_penalties(logits: torch.Tensor, nodes: Nodes, edits: SlotEdits) -> None:
@@ -48,3 +51,14 @@ def apply_min_tokens(
     short = out_counts[nodes.slots] + nodes.depths < edits.min_new_tokens[nodes.slots]
     for slot, ids in edits.masked.items():
         logits[torch.nonzero(short & (nodes.slots == slot)), ids] = MASKED
+
+
+def apply_masks(logits: torch.Tensor, nodes: Nodes, masks: NodeMasks) -> None:
+    """Mask in logits float32[M, V] what grammars forbid; a row that may have nothing becomes NaN.
+
+    ``masks.nodes`` are some of ``nodes``, in their order.
+    """
+    rows = torch.from_numpy(np.searchsorted(nodes.index.numpy(), masks.nodes))
+    part = logits[rows]
+    mask_logits(part, torch.from_numpy(masks.bits))
+    logits[rows] = part

@@ -1,18 +1,16 @@
 """What a block draft is made of before training: its layers, its features, its mask token."""
 
-import json
-
 import msgspec
-from tokenizers import Tokenizer
 
+from ...engine_core.block_capture import spread_layers
 from ...engine_core.model_config import ModelConfig
 from ...engine_core.model_path import resolve_model
 from ...engine_core.refusal import Refused, RefusedError
+from ...engine_core.tokenizer_ids import find_mask, own_mask, read_tokenizer
 from ...engine_core.train_spec import TrainSpec
 from .draft_layer import check_heads
 
 DEFAULT_LAYERS = 3
-_MASK = "<|MASK|>"
 
 
 def check_block(spec: TrainSpec, target: ModelConfig) -> None:
@@ -73,10 +71,11 @@ def feature_layers(spec: TrainSpec, target: ModelConfig) -> tuple[int, ...]:
     """
     last = target.num_hidden_layers
     if spec.feature_layers is None:
-        try:
-            return tuple(i + 1 for i in spread(last, spec.num_hidden_layers or DEFAULT_LAYERS))
-        except ValueError as error:
-            raise RefusedError(Refused("feature_layers", str(error))) from None
+        outputs = spread_layers(last, spec.num_hidden_layers or DEFAULT_LAYERS)
+        if outputs is None:
+            reason = f"have no default for a target of {last} layers; name some"
+            raise RefusedError(Refused("feature_layers", reason))
+        return tuple(i + 1 for i in outputs)
     layers = spec.feature_layers
     if (
         list(layers) != sorted(set(layers))
@@ -88,38 +87,31 @@ def feature_layers(spec: TrainSpec, target: ModelConfig) -> tuple[int, ...]:
     return layers
 
 
-def spread(layers: int, count: int) -> list[int]:
-    """The target layers, counted from 0, whose outputs a draft of ``count`` layers takes
-    (block_drafts.md 1.5). Raises ValueError for a target of too few.
-    """
-    if count == 1:
-        return [layers // 2]
-    first, last = 1, layers - 3
-    if last < first:
-        raise ValueError(f"have no default for a target of {layers} layers; name some")
-    return [round(first + i * (last - first) / (count - 1)) for i in range(count)]
-
-
 def mask_token(spec: TrainSpec, target: ModelConfig) -> int:
     """The id that stands for tokens to come. Raises RefusedError."""
-    folder = resolve_model(spec.model)
-    settings, known = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    name = None
-    if settings.is_file():
-        name = json.loads(settings.read_bytes()).get("mask_token")
-        name = name.get("content") if isinstance(name, dict) else name
-    given, found = spec.mask_token_id, None
-    if known.is_file() and (given is None or name is not None):
-        found = Tokenizer.from_file(str(known)).token_to_id(name or _MASK)
-    if given is None and found is None:
-        reason = f"the target's tokenizer has no {name or _MASK}; name an id that text does not use"
+    folder, given = resolve_model(spec.model), spec.mask_token_id
+    try:
+        mask = own_mask(folder)
+        if mask is None and given is None:
+            mask = find_mask(read_tokenizer(folder), None)
+    except (OSError, msgspec.MsgspecError) as error:
+        if given is None:
+            raise _no_mask(f"cannot be looked up in {folder}: {error}") from None
+        mask = None  # without a tokenizer the explicit id stands
+    if given is not None and mask is not None and mask.id not in (None, given):
+        reason = f"is {given}, but {mask.id} is the tokenizer's {mask.text}; leave it out"
         raise RefusedError(Refused("mask_token_id", reason))
-    if given is not None and found not in (None, given):
-        reason = f"is {given}, but {found} is the tokenizer's {name}; leave it out"
-        raise RefusedError(Refused("mask_token_id", reason))
-    made = given if given is not None else found
-    assert made is not None
+    made = given
+    if made is None and mask is not None:
+        made = mask.id
+        if made is None:
+            raise _no_mask(f"the target's tokenizer has no {mask.text}")
+    assert made is not None, "without an id there is a mask, or an error"
     if not 0 <= made < target.vocab_size:
         reason = f"{made} is outside the target's vocabulary of {target.vocab_size}; name another"
         raise RefusedError(Refused("mask_token_id", reason))
     return made
+
+
+def _no_mask(why: str) -> RefusedError:
+    return RefusedError(Refused("mask_token_id", f"{why}; name an id that text does not use"))

@@ -19,7 +19,9 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json
 
 
 def draft_config(architecture: str, model: ModelConfig, spec: TrainSpec) -> dict[str, object]:
-    """config.json's fields of a dense draft, and under "outrider" its best serving shape."""
+    """config.json's fields of a dense draft; under "outrider" how it serves best, and the length of
+    the texts that it was trained on.
+    """
     eos = model.eos_token_ids
     return {
         "architectures": [architecture],
@@ -42,7 +44,10 @@ def draft_config(architecture: str, model: ModelConfig, spec: TrainSpec) -> dict
         "torch_dtype": "bfloat16",
         "use_cache": True,
         "vocab_size": model.vocab_size,
-        "outrider": msgspec.structs.asdict(serving_shape(spec)),
+        "outrider": {
+            **msgspec.structs.asdict(serving_shape(spec)),
+            "trained_length": spec.sequence_length,
+        },
     }
 
 

@@ -76,6 +76,8 @@ async def _send(
     }
     if ignore_eos:
         body["ignore_eos"] = True
+    if prompt.json_schema is not None:
+        body["guided_json"] = prompt.json_schema
     timing = Timing(sent=time.perf_counter())
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:

@@ -170,7 +170,10 @@ async def _round(
         GenerateItem(
             prompt=await service.tokens_of(prompt.prompt),
             params=SamplingParams(
-                max_new_tokens=prompt.max_tokens, temperature=temperature, seed=number
+                max_new_tokens=prompt.max_tokens,
+                temperature=temperature,
+                seed=number,
+                grammar=prompt.grammar,
             ),
         )
         for number, prompt in enumerate(prompts)

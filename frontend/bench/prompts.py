@@ -1,22 +1,34 @@
-"""Prompts of a benchmark: JSON lines ``{"id", "kind", "prompt", "max_tokens"}``.
+"""Prompts of a benchmark: JSON lines ``{"id", "kind", "prompt", "max_tokens", "json_schema"}``.
 
-``prompt`` is text or a list of token ids.
+``prompt`` is text or a list of token ids; the last two may be missing.
 """
 
 from pathlib import Path
 
 import msgspec
 
+from ...engine_core.grammar_spec import GrammarSpec
 from ..flags import UsageError
 
 
 class BenchPrompt(msgspec.Struct, frozen=True):
-    """One prompt; ``max_tokens`` is its own limit of generated tokens."""
+    """One prompt; ``max_tokens`` is its own limit of generated tokens, ``json_schema`` an object
+    that its output must match, if any.
+    """
 
     id: str
     kind: str
     prompt: str | list[int]
     max_tokens: int = 128
+    json_schema: dict[str, object] | None = None
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """``json_schema`` as requests have it."""
+        if self.json_schema is None:
+            return None
+        text = msgspec.json.encode(self.json_schema).decode()
+        return GrammarSpec("json_schema", text, "json_schema")
 
 
 def load_prompts(

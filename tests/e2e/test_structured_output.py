@@ -15,10 +15,7 @@ from outrider import Client, GrammarSpec, SamplingParams
 
 from ..frontend.server_process import ServerProcess, real_server
 
-pytestmark = [
-    pytest.mark.serial,
-    pytest.mark.xfail(strict=False, reason="the engine does not apply grammars yet"),
-]
+pytestmark = pytest.mark.serial
 PROMPT = "# A person, as JSON: name, age and tags\n"
 SCHEMA: dict[str, object] = {
     "type": "object",
@@ -34,6 +31,7 @@ SCHEMA: dict[str, object] = {
 REGEX = r"[A-Z][a-z]{2,6} = [0-9]{1,4}(\.[0-9])?;"
 GBNF = 'root ::= call (", " call){1,2}\ncall ::= ("get" | "set") "(" [a-c]{1,3} ")"'
 CALL = r"(get|set)\([a-c]{1,3}\)"
+LONG = {"type": "array", "uniqueItems": True, "description": "x" * 9000}
 CHOICES = ["maybe", "may", "no way\n", "ünique 🙂"]
 
 
@@ -111,6 +109,29 @@ def test_drafts_change_no_text_and_forced_tokens_are_drafts(server: ServerProces
             steps = drafted.meta_info["spec_verify_ct"]
             assert isinstance(steps, int)
             assert 0 < steps < drafted.completion_tokens
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"regex": r"a{3}[^\s\S]"}, "regex: no text is of this grammar"),
+        (
+            {"ebnf": "start: <|nope|>"},
+            "ebnf: is no GBNF or Lark grammar that works here: at 1(8): ",
+        ),
+        ({"guided_json": LONG}, "guided_json: is no JSON Schema"),
+    ],
+)
+def test_what_only_the_core_can_tell_is_refused(
+    server: ServerProcess, asked: dict[str, object], words: str
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 4, **asked}
+    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["message"].startswith(words)
+    assert error["param"] == words.partition(":")[0]
+    assert "\n" not in error["message"]
 
 
 def test_an_object_is_cut_by_the_length_limit_alone(server: ServerProcess) -> None:

@@ -150,7 +150,7 @@ BLOCKS = {
     "dspark": _dspark(),
     "dspark-specforge": _dspark(exporter="specforge", markov="gated", confidence="hidden"),
     "dspark-prefixed": _dspark(exporter="prefixed"),
-    "dspark-no-confidence": _dspark(confidence="none"),
+    "dspark-no-confidence": _dspark(confidence="none", enable_confidence_head=False),
     "dspark-rnn": _dspark(markov="rnn", **_SLIDING),
     "dspark-filled": _dspark(first_row=1, sample_from_anchor=False),
     "dspark-speculators": _dspark(exporter="speculators", markov="rnn"),

@@ -11,6 +11,7 @@ from outrider.engine.build import Engine, build_engine, build_worker
 from outrider.engine_core.config import EngineConfig, resolve_config
 from outrider.engine_core.controller import LengthController
 from outrider.engine_core.core import EngineCore
+from outrider.engine_core.grammar_compiler import compiler_of
 from outrider.engine_core.host_drafter import HostProposal
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest, RequestOutput
@@ -120,7 +121,15 @@ def random_draft_core(config: EngineConfig, tree: bool) -> Iterator[EngineCore]:
         times = StepTimes([1, 64], [1e-3, 2e-3])
         width = resolved.draft_width - 1
         controller = LengthController(times, worker.info().max_slots, width, "fixed")
+        worker.prepare(resolved)
         drafter = RandomDrafter(worker.info().vocab_size, width, tree)
-        yield EngineCore(resolved, worker, host_drafter=drafter, controller=controller, check=False)
+        yield EngineCore(
+            resolved,
+            worker,
+            host_drafter=drafter,
+            controller=controller,
+            grammars=compiler_of(resolved),
+            check=False,
+        )
     finally:
         worker.shutdown()

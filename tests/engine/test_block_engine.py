@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from outrider.engine.rank_worker import find_site, load_rank
@@ -9,7 +10,7 @@ from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.draft_sizes import draft_sizes
 from outrider.engine_core.sampling_params import SamplingParams
 
-from .block_checkpoints import BLOCKS
+from .block_checkpoints import BLOCKS, write_block
 from .cores import drive, request, running_engine, tiny_config, tokens_of
 from .tiny import write_checkpoint
 
@@ -62,6 +63,39 @@ def test_tokens_are_those_of_plain_decoding(
     assert tokens == plain
     assert drafted > 100
     assert accepted < drafted
+
+
+@pytest.mark.parametrize("mode", ["static", "cap-accept", "compact"])
+def test_a_draft_without_a_confidence_head_drafts_in_every_mode(
+    tmp_path: Path, target: Path, plain: list[list[int]], mode: str
+) -> None:
+    config = tiny_config(
+        target,
+        "DSPARK",
+        device="cpu",
+        speculative_draft_model_path=str(BLOCKS["dspark-no-confidence"].write(tmp_path, target)),
+        speculative_ragged_verify_mode=mode,
+    )
+    with running_engine(config) as engine:
+        assert engine.core.scheduler.verify is None  # nothing plans lengths by confidence
+    tokens, drafted, _ = decode(config)
+    assert tokens == plain
+    assert drafted > 100
+
+
+def test_starting_says_once_that_contexts_outgrow_training(
+    tmp_path: Path, target: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"steps": 3, "topk": 1, "num_draft_tokens": 4, "trained_length": 48}
+    folder = write_block(tmp_path, target, outrider=said)
+    config = tiny_config(target, "DFLASH", device="cpu", speculative_draft_model_path=str(folder))
+    begin = "outrider: warning: speculative_draft_window_size: "
+    with running_engine(config):
+        lines = capsys.readouterr().err.splitlines()
+    [line] = [line for line in lines if line.startswith(begin)]
+    assert "set --speculative-draft-window-size 48, or train it at a longer" in line
+    with running_engine(msgspec.structs.replace(config, speculative_draft_window_size=48)):
+        assert begin not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", BLOCKS)

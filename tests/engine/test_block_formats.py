@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -73,9 +72,6 @@ def test_a_loaded_draft_is_the_trainers(tmp_path: Path, target: Path, name: str)
     kind.write(tmp_path, target)
     config = load_draft_config(tmp_path, model, kind.algorithm)
     assert config.block is not None
-    if name == "dspark-no-confidence":
-        without = msgspec.structs.replace(config.block, confidence=False)
-        config = msgspec.structs.replace(config, block=without)
     whole = load_model(target, model, torch.float32, CPU, native=False)
     net = load_block_draft(tmp_path, config, whole, torch.float32, CPU)
     tables = load_file(target / "model.safetensors")

@@ -130,7 +130,7 @@ def test_block_drafts(tmp_path: Path, target: Path, kind: str) -> None:
         made.write(tmp_path, target)
         config = load_draft_config(tmp_path, load_model_config(target), made.algorithm)
         assert config.block is not None
-        if asked and (not config.block.confidence or kind == "dspark-no-confidence"):
+        if asked and not config.block.confidence:
             return
         block = msgspec.structs.replace(config.block, confidence=asked)
         config = msgspec.structs.replace(config, block=block)

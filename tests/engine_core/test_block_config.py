@@ -1,13 +1,14 @@
 """A block draft's config.json: exporters' formats, the rules of layers, masks and tokens."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import pytest
 
-from outrider.engine_core.block_capture import default_layer_ids
+from outrider.engine_core.block_capture import spread_layers
 from outrider.engine_core.draft_config import BlockConfig, DraftConfig, MarkovConfig, SpecShape
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import ModelConfig, ModelConfigError
@@ -161,6 +162,17 @@ def test_a_dspark_draft_with_its_keys_on_top_nested_or_prefixed(tmp_path: Path) 
     assert block(tmp_path, "DSPARK", DSPARK, **inner) == expected
 
 
+def test_a_dspark_draft_that_says_it_has_no_confidence_head(tmp_path: Path) -> None:
+    off: Fields = {"enable_confidence_head": False}
+    for fields in (off, {"dflash_config": off}, {"dspark_enable_confidence_head": False}):
+        without = block(tmp_path, "DSPARK", DSPARK, confidence_head_with_markov=True, **fields)
+        assert (without.confidence, without.confidence_with_markov) == (False, False)
+        assert without.markov is not None
+    assert block(tmp_path, "DSPARK", DSPARK, enable_confidence_head=True).confidence
+    with pytest.raises(ModelConfigError, match="enable_confidence_head: False contradicts dflash"):
+        read(tmp_path, "DSPARK", DSPARK, **off, dflash_config={"enable_confidence_head": True})
+
+
 def test_speculators(tmp_path: Path) -> None:
     config = read(tmp_path, "DFLASH", SPEC_DFLASH)
     assert config.feature_layers == (2, 6, 12)  # streams by the layer that they enter
@@ -199,7 +211,7 @@ def test_speculators(tmp_path: Path) -> None:
     ],
 )
 def test_the_rule_of_captured_layers(layers: int, drafts: int, ids: tuple[int, ...]) -> None:
-    assert default_layer_ids(layers, drafts) == ids
+    assert spread_layers(layers, drafts) == ids
 
 
 def test_captured_layers_ascend_whatever_the_order_of_fc(tmp_path: Path) -> None:
@@ -309,18 +321,28 @@ REFUSED: list[tuple[Algorithm, Fields, Fields, str]] = [
     ("DFLASH", DFLASH, {"architectures": ...}, r"architectures: \[\] is no DFLASH draft"),
     ("DSPARK", SPEC_DFLASH, {}, "speculators_model_type: 'dflash' is no DSPARK.*algorithm DFLASH"),
     ("DFLASH", SPEC_DFLASH, {"speculators_model_type": "xpress"}, "'xpress' is no DFLASH draft"),
-    ("DFLASH", DFLASH, {"dflash_config": {"projector_type": "domino"}}, "projector_type: Domino's"),
-    ("DFLASH", SPEC_DFLASH, {"shift_label": True}, "projector_type: Domino's"),
+    (
+        "DFLASH",
+        DFLASH,
+        {"dflash_config": {"projector_type": "domino"}},
+        "projector_type: 'domino', Dom",
+    ),
+    ("DFLASH", SPEC_DFLASH, {"shift_label": True}, "shift_label: true, Domino's"),
     ("DFLASH", DFLASH, {"dflash_config": {"conv_kernel_size": 2}}, "conv_kernel_size: 2, of DFl"),
     ("DFLASH", DFLASH, {"dflash_config": {"selector_rank": 256}}, "selector_rank: 256, of DFlash2"),
     ("DFLASH", DFLASH, {"dflash_config": {"output_multiplier": 0}}, "output_multiplier: 0, of"),
-    ("DFLASH", DFLASH, {"dflash_config": {"final_logit_softcapping": 30}}, "final_logit_softcap"),
+    (
+        "DFLASH",
+        DFLASH,
+        {"dflash_config": {"final_logit_softcapping": 30}},
+        "final_logit_softcapping: 30, c",
+    ),
     ("DFLASH", DFLASH, {"has_embed_tokens": True}, "has_embed_tokens: .*Nemotron"),
     (
         "DFLASH",
         DFLASH,
         {"dflash_config": {"attention_sink_bias": True}},
-        "attention_sink_bias: the",
+        "attention_sink_bias: true",
     ),
     (
         "DFLASH",
@@ -335,20 +357,20 @@ REFUSED: list[tuple[Algorithm, Fields, Fields, str]] = [
         "dflash_config.attention_value_scale: Expected `float`, got `bool`",
     ),
     ("DFLASH", DFLASH, {"dflash_config": {"input_embedding_scale": 0}}, "embedding_scale: must be"),
-    ("DFLASH", DFLASH, {"dflash_config": 3}, "dflash_config: must be an object"),
+    ("DFLASH", DFLASH, {"dflash_config": 3}, "dflash_config: Expected `object`, got `int`, is 3"),
     ("DFLASH", DFLASH, {"hidden_act": "swigluoai"}, "hidden_act: 'swigluoai' is not supported"),
     ("DFLASH", DFLASH, {"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not"),
-    ("DFLASH", DFLASH, {"rope_scaling": {"rope_dim": 8}}, "rope_scaling.rope_dim: .* a part of"),
+    ("DFLASH", DFLASH, {"rope_scaling": {"rope_dim": 8}}, "rope_scaling.rope_dim: 8, .* a part"),
     ("DFLASH", DFLASH, {"rope_is_neox_style": False}, "rope_is_neox_style: false"),
     ("DFLASH", DFLASH, {"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling.rope_type: 'yarn'"),
     ("DFLASH", DFLASH, {"quantization_config": {"bits": 4}}, "quantization_config: quantized"),
     ("DFLASH", SPEC_DFLASH, {"quantization_config": {"bits": 4}}, "quantization_config: quantized"),
-    ("DSPARK", DSPARK, {"kv_lora_rank": 512}, "kv_lora_rank: drafts with multi-head latent"),
+    ("DSPARK", DSPARK, {"kv_lora_rank": 512}, "kv_lora_rank: 512, multi-head latent"),
     (
         "DSPARK",
         BUNDLED,
         {"dspark_n_routed_experts": 64},
-        "dspark_n_routed_experts: drafts with exp",
+        "dspark_n_routed_experts: 64, experts, cannot",
     ),
     ("DFLASH", DFLASH, {"dflash_config": {"target_layer_ids": []}}, "target_layer_ids: is empty"),
     ("DFLASH", DFLASH, {"dflash_config": {"target_layer_ids": 3}}, "target_layer_ids: Expected"),
@@ -374,8 +396,13 @@ REFUSED: list[tuple[Algorithm, Fields, Fields, str]] = [
     ("DFLASH", DFLASH, {"layer_types": ["sliding_attention"] * 3}, "sliding_window: must be 1 or"),
     ("DFLASH", DFLASH, {"use_sliding_window": True, "sliding_window": 8}, "layer_types: missing"),
     ("DFLASH", DFLASH, {"block_size": 0}, "block_size: must be 1 or more, is 0"),
-    ("DFLASH", DFLASH, {"block_size": 1}, "block_size: 0 drafts are none that a row can have"),
-    ("DFLASH", DFLASH, {"block_size": 65}, "block_size: 64 drafts are none"),
+    (
+        "DFLASH",
+        DFLASH,
+        {"block_size": 1},
+        "block_size: 1 makes 0 drafts, of which a row has 1 to 63",
+    ),
+    ("DFLASH", DFLASH, {"block_size": 65}, "block_size: 65 makes 64 drafts"),
     ("DFLASH", SPEC_DFLASH, {"block_size": ...}, "block_size: missing"),
     ("DFLASH", SPEC_DFLASH, {"sample_from_anchor": True}, "sample_from_anchor: true, rows that"),
     ("DFLASH", SPEC_DFLASH, {"draft_vocab_size": 40}, "draft_vocab_size: 40 of the target's 100"),
@@ -386,6 +413,48 @@ REFUSED: list[tuple[Algorithm, Fields, Fields, str]] = [
         DFLASH,
         {"head_dim": ..., "num_attention_heads": 7},
         "head_dim: missing, and hidden",
+    ),
+    ("DFLASH", DFLASH, {"hidden_size": ...}, "hidden_size: missing; write it"),
+    (
+        "DFLASH",
+        DFLASH,
+        {"hidden_size": "wide"},
+        'hidden_size: Expected `int`, got `str`, is "wide"',
+    ),
+    (
+        "DFLASH",
+        DFLASH,
+        {"num_key_value_heads": 3},
+        "num_key_value_heads: 3 does not divide .*; cor",
+    ),
+    ("DFLASH", DFLASH, {"head_dim": 15}, "head_dim: .* an even number, is 15; correct"),
+    ("DFLASH", DFLASH, {"rms_norm_eps": 2}, "rms_norm_eps: must be between 0 and 1, is 2.*; cor"),
+    ("DFLASH", DFLASH, {"eos_token_id": 100}, "eos_token_id: 100 is outside .*; correct"),
+    ("DFLASH", DFLASH, {"rope_theta": -1.0}, "rope_theta: must be positive, is -1.0; correct"),
+    ("DFLASH", DFLASH, {"rope_scaling": 4}, "rope_scaling: Expected `object`, got `int`, is 4"),
+    (
+        "DFLASH",
+        DFLASH,
+        {"rope_scaling": {"rope_type": "linear"}},
+        "rope_scaling.factor: missing; write the positive",
+    ),
+    (
+        "DFLASH",
+        DFLASH,
+        {"dflash_config": {"target_layer_ids": [1, "2"]}},
+        r"dflash_config.target_layer_ids\[1\]: Expected `int`, got `str`.*\[1,",
+    ),
+    (
+        "DFLASH",
+        SPEC_DFLASH,
+        {"transformer_layer_config": ...},
+        "transformer_layer_config: missing beside speculators_model_type; write",
+    ),
+    (
+        "DFLASH",
+        DFLASH,
+        {"outrider": {"steps": 3, "topk": 1}},
+        "outrider.num_draft_tokens: missing; write it",
     ),
     ("DFLASH", DFLASH, {"intermediate_size": 0}, "intermediate_size: must be at least 1"),
     ("DSPARK", DSPARK, {"markov_rank": 0}, "markov_rank: must be 1 or more, is 0"),
@@ -402,7 +471,7 @@ REFUSED: list[tuple[Algorithm, Fields, Fields, str]] = [
         "DFLASH",
         DFLASH,
         {"outrider": {"steps": 3, "topk": 1, "num_draft_tokens": 4}},
-        "outrider: a block draft's own shape is 7 steps",
+        "outrider: 3 steps of topk 1 and 4 .* its block is 7 steps",
     ),
 ]
 
@@ -414,7 +483,19 @@ def test_refused(
     with pytest.raises(ModelConfigError, match=message) as caught:
         read(tmp_path, algorithm, base, **fields)
     assert str(tmp_path / "config.json") in str(caught.value)
-    assert "\n" not in str(caught.value)
+    reason = str(caught.value).removeprefix(f"{tmp_path / 'config.json'}: ")
+    assert "\n" not in reason
+    field, _, wrong = reason.partition(": ")
+    what, _, remedy = wrong.partition("; ")
+    assert re.fullmatch(r"[\w.\[\]]+", field)
+    assert len(what) > 5
+    assert len(remedy) > 5
+
+
+def test_a_file_that_is_no_json(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": 6')
+    with pytest.raises(ModelConfigError, match=r"config.json: .*truncated.*; correct it"):
+        load_draft_config(tmp_path, TARGET, "DFLASH")
 
 
 def test_no_rule_for_a_target_of_three_layers(tmp_path: Path) -> None:

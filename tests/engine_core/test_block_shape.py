@@ -225,6 +225,31 @@ def test_a_draft_is_found_with_the_size_that_is_served(tmp_path: Path) -> None:
     assert "use --speculative-algorithm DSPARK" in refused.reason
 
 
+MODE = "speculative_ragged_verify_mode"
+
+
+def test_a_draft_without_a_confidence_head_has_no_use_for_its_tables(tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    table.write_text("{}")
+    path = {PATH: dspark(tmp_path / "d", enable_confidence_head=False)}
+    for mode in ("static", "compact", "cap-accept"):
+        found = source("DSPARK", **path, **{MODE: mode})
+        assert found.config.block is not None
+        assert not found.config.block.confidence
+    for field, value in (
+        ("speculative_dspark_sps_table_path", str(table)),
+        ("speculative_dspark_confidence_sts_path", str(table)),
+        ("speculative_dspark_align_verify_tokens_to_graph_tier", True),
+        ("simulate_survival", 0.5),
+    ):
+        refused = find("DSPARK", **path, **{MODE: "compact", field: value})
+        assert isinstance(refused, Refused)
+        assert refused.field == field
+        assert "(enable_confidence_head: false) does not; leave it out" in refused.reason
+        with_head = find("DSPARK", **{PATH: dspark(tmp_path / "e"), MODE: "compact", field: value})
+        assert isinstance(with_head, DraftSource)
+
+
 def test_a_mask_token_is_looked_up_in_the_targets_tokenizer(tmp_path: Path) -> None:
     raw = json.loads((DFLASH / "config.json").read_text())
     raw["dflash_config"].pop("mask_token_id")

@@ -121,6 +121,37 @@ def test_modes_of_drafters_without_confidence(algorithm: str) -> None:
     assert not resolved.ragged.planned
 
 
+@pytest.mark.parametrize("mode", ["static", "cap-accept", "compact"])
+def test_a_draft_without_a_confidence_head_is_a_drafter_without_confidence(mode: str) -> None:
+    shape = {"speculative_num_steps": 4, "speculative_eagle_topk": 1}
+    asked = config("DSPARK", **{MODE: mode}, **shape)
+    for survival in (True, False):
+        info = msgspec.structs.replace(FakeWorker().info(), draft_survival=survival)
+        resolved = resolve_config(asked, info)
+        assert isinstance(resolved, CoreConfig)
+        assert resolved.drafter is not None
+        assert resolved.drafter.plans_verify == survival
+        assert resolved.ragged.mode == mode
+        assert resolved.ragged.planned == (survival and mode != "static")
+
+
+@pytest.mark.parametrize("mode", [None, "static", "cap-accept", "compact"])
+@pytest.mark.parametrize("field", [SPS, STS])
+def test_a_table_that_is_not_there_is_refused_in_every_mode(
+    tmp_path: Path, mode: str | None, field: str
+) -> None:
+    path = tmp_path / "table.json"
+    asked = config("DSPARK", **{MODE: mode, field: str(path)})
+    refused = refuse_config(asked)
+    assert isinstance(refused, Refused)
+    assert (refused.field, refused.reason) == (
+        field,
+        f"{path} does not exist; name a table, or leave it out",
+    )
+    path.write_text("{}")
+    assert refuse_config(asked) is None
+
+
 def test_tables_are_read_and_checked(tmp_path: Path) -> None:
     sts = write(tmp_path / "sts.json", {"temperatures": [1.0, 2.0, 0.5, 1.5]})
     steps = write(tmp_path / "steps.json", msgspec.to_builtins(STEPS))

@@ -56,7 +56,12 @@ def test_a_run_by_the_engines_own_text(
     with np.load(output / "own_rows.npz") as rows:
         assert rows["ids"].shape == rows["own"].shape == (8, 24)
     config = json.loads((output / "config.json").read_text())
-    assert config["outrider"] == {"steps": 5, "topk": 1, "num_draft_tokens": 6}
+    assert config["outrider"] == {
+        "steps": 5,
+        "topk": 1,
+        "num_draft_tokens": 6,
+        "trained_length": 24,
+    }
     assert "projected accept length" in capfd.readouterr().err
     monkeypatch.setattr(train_engine, "measure_draft", lambda *_: "no room for it")
     assert main([*arguments[:-3], "--steps", "4", "--resume"]) == 1

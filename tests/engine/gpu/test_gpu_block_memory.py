@@ -26,7 +26,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("target"), 48, layers=4)
 
 
-@pytest.mark.parametrize("name", [name for name in BLOCKS if name != "dspark-no-confidence"])
+@pytest.mark.parametrize("name", BLOCKS)
 def test_weights_in_memory_are_those_planned(tmp_path: Path, target: Path, name: str) -> None:
     kind = BLOCKS[name]
     kind.write(tmp_path, target)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from outrider.engine.training.batches import Batch
 from outrider.engine.training.block_layout import draw_anchors
-from outrider.engine.training.block_setup import spread
 from outrider.engine.training.export import CONFIG, write_draft
 
 from ...reference import block_training_ref as ref
@@ -31,7 +30,7 @@ def own_batch(made: Made) -> Batch:
 
 def hidden_at(made: Made, ids: torch.Tensor, row: int, anchor: int) -> torch.Tensor:
     """[K, H] by the reference: the rows that propose."""
-    layers = made.spec.feature_layers or tuple(i + 1 for i in spread(5, 2))
+    layers = made.spec.feature_layers or (2, 3)
     streams = made.target.forward(ids, layers).streams
     features = torch.cat(streams, dim=-1)[row, :anchor].double()
     first = made.recipe.first_row
@@ -158,7 +157,8 @@ def test_the_export_is_what_loaders_read(name: str, folder: Path, tmp_path: Path
     assert nested["mask_token_id"] == MASK
     assert nested["target_layer_ids"] == [1, 2]  # by rule, of layers 0 to 4
     drafts = made.recipe._drafts
-    assert config["outrider"] == {"steps": drafts, "topk": 1, "num_draft_tokens": drafts + 1}
+    shape = {"steps": drafts, "topk": 1, "num_draft_tokens": drafts + 1}
+    assert config["outrider"] == shape | {"trained_length": made.spec.sequence_length}
     windows = made.recipe._model.sliding_windows
     assert config["layer_types"] == [
         "sliding_attention" if window else "full_attention" for window in windows

@@ -17,10 +17,11 @@ from outrider.engine.training.batches import RowSource
 from outrider.engine.training.block_attention import DENSE, disagreement
 from outrider.engine.training.block_layout import draw_anchors, every_anchor
 from outrider.engine.training.block_loss import Drafted, Objective, block_loss
-from outrider.engine.training.block_setup import mask_token, spread
+from outrider.engine.training.block_setup import feature_layers, mask_token
 from outrider.engine.training.block_weighting import decay_weights, dpace_weights
 from outrider.engine.training.calibration import calibrate, held_out_errors
 from outrider.engine.training.markov_head import MarkovHead
+from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.refusal import RefusedError
@@ -107,25 +108,6 @@ def test_markov_heads_of_the_papers_examples() -> None:
     assert float(state) == pytest.approx(0.258974, abs=1e-6)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("layers", "count", "wanted"),
-    [
-        (28, 5, [1, 7, 13, 19, 25]),
-        (36, 5, [1, 9, 17, 25, 33]),
-        (64, 5, [1, 16, 31, 46, 61]),
-        (36, 6, [1, 7, 14, 20, 27, 33]),
-        (48, 8, [1, 7, 14, 20, 26, 32, 39, 45]),
-        (24, 3, [1, 11, 21]),
-        (4, 2, [1, 1]),
-        (12, 1, [6]),
-    ],
-)
-def test_target_layers_are_spread(layers: int, count: int, wanted: list[int]) -> None:
-    assert spread(layers, count) == wanted
-    with pytest.raises(ValueError, match="3 layers"):
-        spread(3, 2)
-
-
 def test_anchors_stand_before_own_text() -> None:
     own = torch.zeros(3, 30, dtype=torch.bool)
     own[0, 10:20] = True
@@ -176,6 +158,27 @@ def test_the_mask_token_is_the_tokenizers() -> None:
     spec = TrainSpec(algorithm="DFLASH", model="pycoder", data=("d",), output="o", steps=1)
     assert mask_token(spec, config) == 3
     assert mask_token(msgspec.structs.replace(spec, mask_token_id=5), config) == 5
+
+
+def test_layers_and_mask_are_found_as_the_engine_finds_them(tmp_path: Path) -> None:
+    """A draft that says neither gets both by the rule that it was trained by."""
+    config = load_model_config(resolve_model("pycoder"))
+    spec = TrainSpec(algorithm="DFLASH", model="pycoder", data=("d",), output="o", steps=1)
+    bare = {
+        "architectures": ["DFlashDraftModel"],
+        "block_size": 8,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+    }
+    for layers in (1, 2, 3, 5):
+        said = bare | {"num_hidden_layers": layers}
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        draft = load_draft_config(tmp_path, config, "DFLASH", resolve_model("pycoder"))
+        asked = msgspec.structs.replace(spec, num_hidden_layers=layers)
+        assert draft.feature_layers == feature_layers(asked, config)
+        assert draft.block is not None
+        assert draft.block.mask_token_id == mask_token(asked, config)
 
 
 def test_another_mask_token_than_the_tokenizers_is_refused(folder: Path, tmp_path: Path) -> None:

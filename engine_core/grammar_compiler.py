@@ -1,0 +1,120 @@
+"""Grammars compiled for one vocabulary by llguidance, kept for the next request that has the same.
+
+llguidance makes its automata lazily, over the bytes of the vocabulary's tokens, and has no need of
+torch (docs/decisions/0013-grammars.md).
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import final
+
+from llguidance import LLMatcher, LLTokenizer
+
+from .config import CoreConfig
+from .grammar_spec import GrammarSpec
+from .grammar_text import grammar_refusal, llguidance_grammar
+from .refusal import Refused
+from .tokenizer_file import tokenizer_file
+
+_KEPT = 64  # compiled grammars; a schema takes some hundred kilobytes
+_WORD = 32
+
+
+@final
+class GrammarCompiler:
+    """Matchers for a ``tokenizer.json`` and logits of ``vocab_size``; usable from any thread."""
+
+    def __init__(self, tokenizer: Path, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._path = tokenizer
+        self.vocab_size = vocab_size
+        self.eos_ids = frozenset(eos_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher | str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def mask_words(self) -> int:
+        """W: int32 words of a mask over the vocabulary."""
+        return -(-self.vocab_size // _WORD)
+
+    def refuse(self, spec: GrammarSpec) -> Refused | None:
+        """Why there is no matcher for ``spec``, if there is none."""
+        found = self._matcher(spec)
+        return Refused(spec.field, found) if isinstance(found, str) else None
+
+    def matcher(self, spec: GrammarSpec) -> LLMatcher:
+        """A matcher at the beginning. Raises ValueError for a grammar that ``refuse`` refuses."""
+        found = self._matcher(spec)
+        if isinstance(found, str):
+            raise ValueError(f"{spec.field}: {found}")
+        return found.deep_copy()
+
+    def _matcher(self, spec: GrammarSpec) -> LLMatcher | str:
+        """The kept matcher, which nobody moves, or what is wrong with the grammar."""
+        key = spec.kind, spec.text
+        with self._lock:
+            found = self._compiled.get(key)
+            if found is None:
+                found = self._compiled[key] = self._compile(spec)
+                if len(self._compiled) > _KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(key)
+        return found
+
+    def _compile(self, spec: GrammarSpec) -> LLMatcher | str:
+        grammar = llguidance_grammar(spec)
+        if isinstance(grammar, Refused):
+            return grammar.reason
+        if self._tokenizer is None:
+            eos = sorted(self.eos_ids)
+            self._tokenizer = LLTokenizer(str(self._path), n_vocab=self.vocab_size, eos_token=eos)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # a grammar that nothing matches shows itself here
+        if matcher.is_error():
+            return grammar_refusal(spec, matcher.get_error()).reason
+        return matcher
+
+
+def compiler_of(config: CoreConfig) -> GrammarCompiler | None:
+    """This process's compiler for the model: the core refuses by it what the worker then runs.
+
+    None where requests may have no grammar, see ``refuse_grammar``. Raises ModelNotFound or
+    ValueError when the tokenizer's folder cannot be found.
+    """
+    if _where(config):
+        return None
+    path = tokenizer_file(config.engine)
+    return None if path is None else _shared(path, config.worker.vocab_size, config.worker.eos_ids)
+
+
+def refuse_grammar(
+    spec: GrammarSpec | None, config: CoreConfig, compiler: GrammarCompiler | None
+) -> Refused | None:
+    """Why a request with this grammar is not served, or None."""
+    if spec is None:
+        return None
+    if compiler is not None:
+        return compiler.refuse(spec)
+    where = _where(config)
+    if where:
+        return Refused(
+            spec.field, f"structured output does not work {where} yet; leave it out", 501
+        )
+    reason = "structured output needs the model's tokenizer.json; serve the model with one"
+    return Refused(spec.field, reason, 501)
+
+
+def _where(config: CoreConfig) -> str:
+    """Of a configuration whose workers cannot mask, what they are."""
+    if config.worker.device != "cpu":
+        return f"on {config.worker.device}"
+    return "over several ranks" if config.engine.tp_size > 1 else ""
+
+
+@cache
+def _shared(tokenizer: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, vocab_size, eos_ids)

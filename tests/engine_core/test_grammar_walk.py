@@ -1,0 +1,140 @@
+"""Masks over draft trees against a reference that tries every string of a finite language."""
+
+import json
+from collections import Counter
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.engine_core.grammar_compiler import GrammarCompiler
+from outrider.engine_core.grammar_spec import GrammarSpec
+from outrider.engine_core.grammar_walk import legal_nodes, walk_masks
+from outrider.engine_core.ids import I32
+from outrider.engine_core.model_path import resolve_model
+
+from ..reference.grammar_ref import allowed, token_bytes
+
+EOS, VOCAB = 0, 8192
+TOKENIZER = resolve_model("pycoder") / "tokenizer.json"
+IDS = token_bytes(TOKENIZER)
+BYTES = {index: text for text, ids in IDS.items() for index in ids}
+COMPILER = GrammarCompiler(TOKENIZER, VOCAB, (EOS,))
+SEEN: Counter[str] = Counter()
+
+languages = st.lists(
+    st.text(alphabet='ab {"é', min_size=1, max_size=7), min_size=1, max_size=5, unique=True
+)
+
+
+def tokens_of(row: I32) -> set[int]:
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")[:VOCAB]
+    return set(np.flatnonzero(bits).tolist())
+
+
+def forced_beginnings(strings: list[bytes], text: bytes) -> set[bytes]:
+    """What all strings that are left go on with."""
+    rests = [string[len(text) :] for string in strings if string.startswith(text)]
+    beginnings = [{rest[:end] for end in range(1, 1 + len(rest))} for rest in rests]
+    return set.intersection(*beginnings)
+
+
+@settings(max_examples=250)
+@given(languages, st.randoms(use_true_random=False))
+def check_trees(language: list[str], random: object) -> None:
+    """A matcher somewhere in a language, and a tree of drafts of which some are allowed."""
+    pick = random.random  # type: ignore[attr-defined]
+    choice = random.choice  # type: ignore[attr-defined]
+    strings = [text.encode() for text in language]
+    matcher = COMPILER.matcher(GrammarSpec("choice", json.dumps(language)))
+    texts: dict[int, bytes | None] = {0: b""}  # of nodes; None where nothing may follow
+    while pick() < 0.5:
+        inner = sorted(allowed(strings, texts[0] or b"", IDS, EOS) - {EOS})
+        if not inner:
+            break
+        token = choice(inner)
+        assert matcher.consume_token(token)
+        texts[0] = (texts[0] or b"") + BYTES[token]
+    tokens, parents = [-1], [-1]
+    legal: list[int] = []
+    for node in range(1, 9):
+        parent = node - 1 if pick() < 0.6 else choice(range(node))
+        before = texts[parent]
+        wanted = set() if before is None else allowed(strings, before, IDS, EOS)
+        token = choice(sorted(wanted)) if wanted and pick() < 0.8 else choice(range(VOCAB))
+        tokens.append(token)
+        parents.append(parent)
+        texts[node] = None
+        SEEN["branch"] += parent != node - 1
+        if token in wanted:
+            legal.append(node)
+            SEEN["end" if token == EOS else "inside"] += 1
+            if token != EOS:
+                texts[node] = (before or b"") + BYTES[token]
+        else:
+            SEEN["below" if before is None else "forbidden"] += 1
+    masks = np.empty((9, COMPILER.mask_words), dtype=np.int32)
+    walk_masks(matcher, tokens, parents, COMPILER.eos_ids, masks)
+    for node, text in texts.items():
+        found = tokens_of(masks[node])
+        if text is None:
+            assert found == set(range(VOCAB))
+            continue
+        wanted = allowed(strings, text, IDS, EOS)
+        # Bytes without a choice are written by their own tokens, not by any that spell them.
+        if len(wanted) > 1 and found != wanted and len(found) == 1:
+            assert BYTES[min(found)] in forced_beginnings(strings, text)
+            SEEN["forced"] += 1
+            wanted &= found
+        assert found == wanted
+    kept = sorted(legal_nodes(matcher, tokens, parents, COMPILER.eos_ids))
+    assert kept == legal
+    again = np.empty((1, COMPILER.mask_words), dtype=np.int32)
+    walk_masks(matcher, [-1], [-1], COMPILER.eos_ids, again)
+    assert (again == masks[:1]).all()
+    assert not matcher.is_error()
+
+
+def test_masks_are_those_of_the_strings_that_are_left() -> None:
+    SEEN.clear()
+    check_trees()
+    kinds = "branch", "inside", "end", "forbidden", "below", "forced"
+    assert min(SEEN[kind] for kind in kinds) > 10, SEEN
+
+
+def test_a_stop_inside_a_chain_lets_the_walk_go_on() -> None:
+    """The grammar ends at a draft, and drafts follow it (sglang#17617)."""
+    yes = COMPILER.matcher(GrammarSpec("choice", '["yes"]'))
+    text = [IDS[b"yes"][0]] if b"yes" in IDS else [IDS[b"y"][0], IDS[b"es"][0]]
+    tokens = [-1, *text, EOS, 17, 18]
+    parents = list(range(-1, len(tokens) - 1))
+    masks = np.empty((len(tokens), COMPILER.mask_words), dtype=np.int32)
+    walk_masks(yes, tokens, parents, COMPILER.eos_ids, masks)
+    assert tokens_of(masks[len(text)]) == {EOS}
+    assert not yes.is_error()
+
+
+def test_what_does_not_compile_is_refused_by_its_field() -> None:
+    for kind, text in (
+        ("regex", "("),
+        ("json_schema", '{"type": "nothing"}'),
+        ("json_schema", '{"type": "string", "minLength": 5, "maxLength": 3}'),
+        ("ebnf", "root ::= missing"),
+        ("ebnf", "start: <|no_such_token|>"),
+    ):
+        refused = COMPILER.refuse(GrammarSpec(kind, text, "the_field"))  # type: ignore[arg-type]
+        assert refused is not None
+        assert refused.field == "the_field"
+        assert refused.reason
+    assert COMPILER.refuse(GrammarSpec("regex", "[a-z]+")) is None
+
+
+def test_a_kept_grammar_is_not_moved_by_its_requests() -> None:
+    spec = GrammarSpec("regex", "a[ab]*c")
+    first = COMPILER.matcher(spec)
+    assert first.consume_token(IDS[b"a"][0])
+    masks = np.empty((2, COMPILER.mask_words), dtype=np.int32)
+    walk_masks(first, [-1], [-1], COMPILER.eos_ids, masks[:1])
+    walk_masks(COMPILER.matcher(spec), [-1], [-1], COMPILER.eos_ids, masks[1:])
+    assert EOS not in tokens_of(masks[0]) | tokens_of(masks[1])
+    assert IDS[b"b"][0] in tokens_of(masks[0]) - tokens_of(masks[1])
