@@ -2,7 +2,7 @@
 
 from .capability import Capability, exact, refused
 
-_NO_GRAMMAR = "constrained decoding is not built yet; leave it out and check the text yourself"
+_NO_TOOLS = "tool calls are not parsed yet; leave it out"
 _NO_MEDIA = "only text is supported"
 _TEXT_ONLY_CHAT = "chat templates are rendered without options; leave it out"
 LABELS = ("user", "metadata", "safety_identifier")
@@ -52,6 +52,29 @@ SUPPORTED = (
     exact("frequency_penalty", ("frequency_penalty",), "as presence_penalty"),
     exact("repetition_penalty", ("repetition_penalty",), "as presence_penalty, prompt included"),
     exact("logit_bias", ("logit_bias",)),
+    exact(
+        "json_schema",
+        ("json_schema", "guided_json"),
+        "compact JSON; keys in the order of properties; a keyword that cannot be kept is refused",
+    ),
+    exact("json_object", ("guided_json_object",), "any object, as compact JSON"),
+    exact(
+        "regex",
+        ("regex", "guided_regex"),
+        "matches the whole output; without look-around and back-references",
+    ),
+    exact("ebnf", ("ebnf", "guided_grammar"), "GBNF with a rule root, or Lark with a rule start"),
+    exact("choice", ("guided_choice",), "the output is one of the strings"),
+    exact(
+        "structured_outputs",
+        ("structured_outputs",),
+        "json, regex, choice, grammar or json_object; one grammar a request",
+    ),
+    exact(
+        "response_format",
+        ("response_format",),
+        "text, json_object or json_schema, which holds with and without strict; OpenAI only",
+    ),
     exact("streaming", ("stream", "stream_options")),
     exact("priority", ("priority",), "orders requests with --enable-priority-scheduling"),
     exact("cache_salt", ("cache_salt",), "separates tenants in prefix cache and n-gram trie"),
@@ -61,25 +84,29 @@ SUPPORTED = (
 )  # fmt: skip
 
 REFUSED = (
-    refused("json_schema", ("json_schema", "guided_json"), _NO_GRAMMAR),
-    refused("json_object", ("guided_json_object",), _NO_GRAMMAR),
-    refused("regex", ("regex", "guided_regex"), _NO_GRAMMAR),
-    refused("ebnf", ("ebnf", "guided_grammar"), _NO_GRAMMAR),
-    refused("structural_tag", ("structural_tag",), _NO_GRAMMAR),
-    refused("choice", ("guided_choice",), _NO_GRAMMAR),
     refused(
-        "structured_outputs",
-        ("structured_outputs", "guided_decoding_backend", "guided_whitespace_pattern"),
-        _NO_GRAMMAR,
+        "structural_tag",
+        ("structural_tag",),
+        "a grammar holds for the whole output; write the tags into ebnf instead",
     ),
-    refused("response_format", ("response_format",), f"only {{'type': 'text'}}: {_NO_GRAMMAR}"),
+    refused(
+        "grammar backend",
+        ("guided_decoding_backend",),
+        "there is one, llguidance; leave it out",
+    ),
+    refused(
+        "white space pattern",
+        ("guided_whitespace_pattern",),
+        'JSON comes without white space; another pattern goes into the schema: "x-guidance": '
+        '{"whitespace_pattern": ...}',
+    ),
     refused(
         "tools",
         ("tools", "functions"),
         "tool calls are not parsed yet; describe the tools in a message instead",
     ),
-    refused("tool_choice", ("tool_choice", "function_call"), "tool calls are not built yet"),
-    refused("parallel_tool_calls", ("parallel_tool_calls",), "tool calls are not built yet"),
+    refused("tool_choice", ("tool_choice", "function_call"), _NO_TOOLS),
+    refused("parallel_tool_calls", ("parallel_tool_calls",), _NO_TOOLS),
     refused("web search", ("web_search_options",), "there is no web search"),
     refused("best_of", ("best_of",), "use n and choose among the answers yourself"),
     refused(
@@ -195,7 +222,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "num_beams": (1,),
     "length_penalty": (1.0,),
     "logprob_start_len": (-1,),
-    "response_format": ({"type": "text"},),
+    "guided_decoding_backend": ("auto", "llguidance", "guidance"),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),

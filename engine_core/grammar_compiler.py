@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from .config import CoreConfig
 from .grammar_spec import GrammarSpec
-from .grammar_text import llguidance_grammar
+from .grammar_text import grammar_refusal, llguidance_grammar
 from .model_path import ModelNotFound
 from .refusal import Refused
 from .tokenizer_file import tokenizer_file
@@ -75,7 +75,9 @@ class GrammarCompiler:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()  # a grammar that nothing matches shows itself here
-        return matcher.get_error() or matcher
+        if matcher.is_error():
+            return grammar_refusal(spec, matcher.get_error()).reason
+        return matcher
 
 
 def compiler_of(config: CoreConfig) -> GrammarCompiler | None:

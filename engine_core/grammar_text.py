@@ -24,6 +24,13 @@ _ANY_OBJECT: Final = '{"type": "object"}'
 _GBNF_RULE: Final = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 _LARK_START: Final = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:(?!:=))")
 _UNICODE_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+_NAMES: Final = {
+    "json_schema": "JSON Schema",
+    "json_object": "JSON Schema",
+    "regex": "regular expression",
+    "ebnf": "GBNF or Lark grammar",
+    "choice": "list of strings",
+}
 _POSITION: Final = re.compile(r"^(at )?\d+\(\d+\): ")
 
 
@@ -45,11 +52,26 @@ def llguidance_grammar(spec: GrammarSpec) -> str | Refused:
     try:
         grammar = _written(spec)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-        return _refused(spec, str(error))
+        return grammar_refusal(spec, str(error))
     from llguidance import LLMatcher  # not for those that send no grammar
 
     wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    return _refused(spec, messages[0]) if wrong else grammar
+    return grammar_refusal(spec, messages[0]) if wrong else grammar
+
+
+def grammar_refusal(spec: GrammarSpec, message: str) -> Refused:
+    """The refusal for ``message``, what llguidance (its matcher, too) says of ``spec``.
+
+    That may be a listing of the grammar or of the parser's state; the refusal is one sentence.
+    """
+    lines = message.strip().splitlines() or ["the grammar is wrong"]
+    told = next((line for line in lines if line.startswith("error: ")), lines[0])
+    if spec.kind != "ebnf" or _GBNF_RULE.search(spec.text):
+        told = _POSITION.sub("", told)  # of a text that the client did not write
+    told = told.removeprefix("error: ")[:_MAX_REASON]
+    if told.startswith("NoExtension"):
+        return Refused(spec.field, "no text is of this grammar; change it")
+    return Refused(spec.field, f"is no {_NAMES[spec.kind]} that works here: {told}{_remedy(told)}")
 
 
 def _written(spec: GrammarSpec) -> str:
@@ -118,25 +140,6 @@ def _check_depth(depth: int) -> None:
             f"may nest up to {depth} rules, references and groups, the limit is {MAX_DEPTH}; "
             "use fewer"
         )
-
-
-def _refused(spec: GrammarSpec, message: str) -> Refused:
-    """One sentence of what llguidance prints with a listing of the grammar."""
-    lines = message.strip().splitlines() or ["the grammar is wrong"]
-    told = next((line for line in lines if line.startswith("error: ")), lines[0])
-    if spec.kind != "ebnf" or _GBNF_RULE.search(spec.text):
-        told = _POSITION.sub("", told)  # of a text that the client did not write
-    told = told.removeprefix("error: ")[:_MAX_REASON]
-    return Refused(spec.field, f"is no {_NAMES[spec.kind]} that works here: {told}{_remedy(told)}")
-
-
-_NAMES: Final = {
-    "json_schema": "JSON Schema",
-    "json_object": "JSON Schema",
-    "regex": "regular expression",
-    "ebnf": "GBNF or Lark grammar",
-    "choice": "list of strings",
-}
 
 
 def _remedy(told: str) -> str:

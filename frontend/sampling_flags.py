@@ -9,7 +9,9 @@ import msgspec
 from ..engine_core.capabilities import is_supported, refuse_unsupported
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
+from . import grammars
 from .errors import refused_by
+from .grammar_flags import add_grammar_flags, grammar_from_flags
 
 # Names that other engines use for the same parameter; giving both spellings is refused.
 OTHER_NAMES = {
@@ -55,10 +57,13 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(
                 name, type=kind, default=argparse.SUPPRESS, metavar=kind.__name__.upper()
             )
+    add_grammar_flags(group)
 
 
 def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
-    """The sampling parameters of a parsed command line. Raises RefusedError."""
+    """The sampling parameters of a parsed command line. Raises RefusedError, or UsageError for a
+    file that cannot be read.
+    """
     given: dict[str, object] = {k: v for k, v in vars(namespace).items() if k in FIELDS}
     bias = given.get("logit_bias")
     if isinstance(bias, str):
@@ -68,6 +73,7 @@ def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
             raise RefusedError(
                 Refused("logit_bias", f"must be a JSON object of token id: bias: {error}")
             ) from None
+    given["grammar"] = grammar_from_flags(namespace)
     params = params_from(given)
     # What is wrong for every model is said before one is loaded.
     refused = params.refuse(MAX_VOCABULARY)
@@ -79,19 +85,24 @@ def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
 def params_from(values: Mapping[str, object], base: SamplingParams | None = None) -> SamplingParams:
     """Sampling parameters from loose values over ``base``; None means the default.
 
-    ``stop`` may be one string, in ``base`` too. Raises RefusedError naming an unknown or wrong
-    field.
+    ``stop`` may be one string, in ``base`` too; a grammar comes in any of the fields that
+    :mod:`grammars` knows. Raises RefusedError naming an unknown or wrong field.
     """
     merged = msgspec.structs.asdict(base) if base is not None else {}
     if isinstance(stop := merged.get("stop"), str):  # as OpenAI's clients write it
         merged["stop"] = (stop,)
+    if (grammar := grammars.grammar_from(values)) is not None:
+        merged["grammar"] = grammar
     renamed: set[str] = set()
     for key, value in values.items():
+        if key == "grammar" or key in grammars.FIELDS:
+            continue
         name = OTHER_NAMES.get(key, key)
         if name not in FIELDS:
             refused = refuse_unsupported({key: value})
             if refused is None and is_supported(key):
-                refused = Refused(key, f"is not a sampling parameter: {', '.join(FIELDS)}")
+                names = ", ".join((*FIELDS, *grammars.FIELDS))
+                refused = Refused(key, f"is not a sampling parameter: {names}")
             if refused is not None:
                 raise RefusedError(refused)
             continue  # a label, or an unsupported field that asks for nothing

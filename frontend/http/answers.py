@@ -66,7 +66,7 @@ def raise_if_failed(delta: Delta) -> None:
         return
     message = finish.message or "the request failed in the engine"
     field, colon, reason = message.partition(": ")
-    if colon and field.isidentifier():
+    if colon and all(part.isidentifier() for part in field.split(".")):
         raise RefusedError(Refused(field, reason, finish.status))
     raise HttpError(finish.status, message)
 

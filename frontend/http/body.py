@@ -14,6 +14,8 @@ from .sampling import NativeSampling
 
 T = TypeVar("T")
 
+# A null in another object means something: {"const": null} is a JSON Schema.
+_OPTIONS = ("sampling_params", "stream_options", "structured_outputs", "response_format")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -87,8 +89,9 @@ def _without_defaults(value: object) -> object:
 
 
 def _without_nulls(fields: dict[str, object]) -> dict[str, object]:
+    """``fields`` without nulls; of the objects among them only those that hold options."""
     return {
-        name: _without_nulls(value) if isinstance(value, dict) else value
+        name: _without_nulls(value) if name in _OPTIONS and isinstance(value, dict) else value
         for name, value in fields.items()
         if value is not None
     }

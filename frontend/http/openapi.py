@@ -24,7 +24,7 @@ def openapi_document() -> dict[str, object]:
     for endpoint in ENDPOINTS:
         kinds += [kind for kind in (endpoint.body, endpoint.answer) if kind is not None]
     schemas, components = msgspec.json.schema_components(
-        kinds, ref_template="#/components/schemas/{name}"
+        kinds, schema_hook=_any_value, ref_template="#/components/schemas/{name}"
     )
     references = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, object]] = {}
@@ -40,6 +40,13 @@ def openapi_document() -> dict[str, object]:
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _any_value(kind: type) -> dict[str, object]:
+    """The schema of ``object``: members of an object that is passed on as it is."""
+    if kind is object:
+        return {"description": "any JSON value"}  # msgspec takes {} for no answer
+    raise NotImplementedError
 
 
 def _operation(endpoint: Endpoint, references: dict[type, dict[str, object]]) -> dict[str, object]:

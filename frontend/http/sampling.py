@@ -7,6 +7,7 @@ import msgspec
 from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.sampling_params import SamplingParams
 from ..expand import new_rid
+from ..grammars import GrammarFields, ResponseFormat, grammar_of
 from .errors import HttpError
 
 # Names of the OpenAI endpoints, and what they are called inside.
@@ -36,7 +37,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class OpenAIRequest(GrammarFields, kw_only=True):
     """Fields that completions and chat share; null means the default."""
 
     model: str | None = None
@@ -63,9 +64,10 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int | None = None
     cache_salt: str | None = None
     speculative: bool | None = None
+    response_format: ResponseFormat | None = None
 
 
-class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class NativeSampling(GrammarFields, kw_only=True):
     """``sampling_params`` of /generate under SGLang's names; null means the default."""
 
     max_new_tokens: int | None = None
@@ -95,18 +97,19 @@ def openai_params(
     logprobs: int | None,
     defaults: Mapping[str, float | int],
 ) -> SamplingParams:
-    """Parameters of an OpenAI request; ``defaults``: the model's own."""
+    """Parameters of an OpenAI request; ``defaults``: the model's own. Raises RefusedError."""
     fields = _direct(body)
     for name, value in defaults.items():
         fields.setdefault(name, value)
     fields |= {"max_new_tokens": max_new_tokens, "logprobs": logprobs}
+    fields["grammar"] = grammar_of(body, body.response_format)
     if body.min_tokens is not None:
         fields["min_new_tokens"] = body.min_tokens
     return msgspec.convert(fields, SamplingParams)
 
 
 def native_params(body: NativeSampling, logprobs: int | None) -> SamplingParams:
-    """Parameters of a /generate request."""
+    """Parameters of a /generate request. Raises RefusedError."""
     fields = _direct(body)
     if body.sampling_seed is not None:
         if body.seed is not None and body.seed != body.sampling_seed:
@@ -118,6 +121,7 @@ def native_params(body: NativeSampling, logprobs: int | None) -> SamplingParams:
         if (value := getattr(body, name)) is not None:
             fields[name] = value
     fields["logprobs"] = logprobs
+    fields["grammar"] = grammar_of(body, prefix="sampling_params.")
     return msgspec.convert(fields, SamplingParams)
 
 

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncClient", "Client", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncClient", "Client", "GrammarSpec", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
+    from .engine_core.grammar_spec import GrammarSpec as GrammarSpec
     from .engine_core.sampling_params import SamplingParams as SamplingParams
     from .frontend.client import AsyncClient as AsyncClient
     from .frontend.client import Client as Client
@@ -15,6 +16,7 @@ _LAZY = {
     "LLM": ".frontend.llm",
     "Client": ".frontend.client",
     "AsyncClient": ".frontend.client",
+    "GrammarSpec": ".engine_core.grammar_spec",
     "SamplingParams": ".engine_core.sampling_params",
 }
 

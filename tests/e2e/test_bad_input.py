@@ -264,7 +264,7 @@ LINES: list[tuple[str | bytes, str | None]] = [
     ('{"prompt": "x", "priority": 1, "max_new_tokens": 1}', "--enable-priority-scheduling"),
     ('{"prompt": "x", "cache_salt": 5}', "cache_salt: "),
     ('{"prompt": "x", "speculative": "no"}', "speculative: "),
-    ('{"prompt": "x", "regex": "a+"}', "regex: "),
+    ('{"prompt": "x", "regex": "a("}', "regex: "),
     ('{"prompt": "x", "id": [1]}', "id: "),
     ('{"prompt": "x", "id": "good"}', "used by an earlier line"),
     ('{"prompt": "\\ud800"}', ""),

@@ -74,6 +74,7 @@ class FakeCore:
         self.block = 3
         self.fail_after: int | None = None  # tokens after which every request fails in the core
         self.priorities = True
+        self.refusal: Refused | None = None  # the answer to every request
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         self.corpora: dict[str, tuple[int, str | None]] = {}
@@ -113,6 +114,8 @@ class FakeCore:
                 case GenerateRequest() if message.priority and not self.priorities:
                     refused = Refused("priority", "needs --enable-priority-scheduling")
                     await self._send(peer, CoreError(refused, message.rid))
+                case GenerateRequest() if self.refusal is not None:
+                    await self._send(peer, CoreError(self.refusal, message.rid))
                 case GenerateRequest():
                     self.requests.append(message)
                     self.running[message.rid] = asyncio.create_task(self._run(peer, message))

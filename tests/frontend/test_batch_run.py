@@ -51,7 +51,7 @@ MIXED: list[tuple[str, object, str | None]] = [
     ("not json", 4, "not a JSON object"),
     ("", None, None),
     ('{"prompt": "x", "temperature": -1}', 6, "temperature"),
-    ('{"prompt": "x", "json_schema": "{}"}', 7, "json_schema"),
+    ('{"prompt": "x", "json_schema": "{"}', 7, "json_schema"),
     ('{"prompt": 5}', 8, "prompt"),
     ('{"text": "x"}', 9, "prompt: is missing"),
     ('{"prompt": "x", "no_such_field": 1}', 10, "no_such_field"),

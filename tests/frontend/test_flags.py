@@ -308,7 +308,8 @@ def test_loose_sampling_values() -> None:
     assert params_from({"best_of": 1, "json_schema": None}) == SamplingParams()
     for values, field in (
         ({"temprature": 1}, "temprature"),
-        ({"json_schema": "{}"}, "json_schema"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"temperature": "hot"}, "temperature"),
         ({"max_tokens": 1, "max_new_tokens": 1}, "max_new_tokens"),
         ({"stream": True}, "stream"),

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,28 +11,9 @@ import openai
 import pytest
 
 from outrider.frontend.http import ServerState
-from outrider.frontend.tokenizer import Tokenizer
 
-from .fake_core import MODEL, TOKENIZER, expected_text
+from .fake_core import TOKENIZER, expected_text
 from .live_server import LiveServer, eventually, live_server, post
-
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("chat")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((MODEL / name).read_bytes())
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with (
-        tempfile.TemporaryDirectory(prefix="out-") as short,
-        live_server(Path(short), Tokenizer(folder)) as live,
-    ):
-        yield live
 
 
 @pytest.fixture

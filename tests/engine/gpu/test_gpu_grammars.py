@@ -122,14 +122,21 @@ def test_steps_in_graphs_do_too(plain: Tokens, monkeypatch: pytest.MonkeyPatch) 
     assert counts.prefill_replays > 0
 
 
-def test_retracted_requests_go_on_in_their_grammars(
-    plain: Tokens, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retracted_requests_go_on_in_their_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
-    with core(page_size=1, pool_tokens=44) as (assembly, _):
-        outputs = drive(assembly.core, requests())
-        assert assembly.core.scheduler.counters.retractions > 0
-    assert {rid: tokens_of(some) for rid, some in outputs.items()} == plain
+    params = SamplingParams(
+        temperature=0.0, max_new_tokens=14, grammar=GrammarSpec("regex", "[a-f]{40}")
+    )
+    messages = [request(f"r{i}", [i, 7, 9], params) for i in range(4)]
+    found: list[Tokens] = []
+    for pool in (640, 30):
+        with core(page_size=1, pool_tokens=pool) as (assembly, _):
+            outputs = drive(assembly.core, messages)
+            assert (assembly.core.scheduler.counters.retractions > 0) == (pool == 30)
+        found.append({rid: tokens_of(some) for rid, some in outputs.items()})
+    assert found[0] == found[1]
+    for ids in found[0].values():
+        assert re.match(r"[a-f]+$", TOKENIZER.decode([token for token in ids if token != EOS]))
 
 
 @pytest.mark.gpu
