@@ -34,6 +34,7 @@ from ..engine_core.refusal import Refused
 from ..engine_core.worker import WorkerFailed
 from .build import Engine
 from .corpus_loader import CorpusLoader
+from .grammar_loader import GrammarLoader
 from .wakeup import Wakeup
 
 # Larger frames are dropped by ZeroMQ with the connection; up to here they get an answer.
@@ -68,6 +69,9 @@ class CoreServer:
             self._loader = CorpusLoader(
                 engine.assembly.proposer, engine.info.vocab_size, wakeup.wake
             )
+        self._grammars: GrammarLoader | None = None
+        if engine.core.grammars is not None:
+            self._grammars = GrammarLoader(engine.core.grammars, wakeup.wake)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -100,6 +104,7 @@ class CoreServer:
                     self._idle()
                 self._receive()
                 self._finish_load()
+                self._finish_grammars()
                 self._probe()
                 wanted = drain_s()
                 if wanted is not None:
@@ -117,7 +122,8 @@ class CoreServer:
     def _over(self) -> bool:
         if self._deadline is None:
             return False
-        return not self._core.has_work or time.monotonic() >= self._deadline
+        busy = self._core.has_work or bool(self._grammars)
+        return not busy or time.monotonic() >= self._deadline
 
     def _stop_within(self, drain_s: float) -> None:
         deadline = time.monotonic() + drain_s
@@ -202,6 +208,8 @@ class CoreServer:
             refused = Refused("request", "the engine core is shutting down", 503)
         elif message.rid in self._owners:
             refused = Refused("rid", f"{message.rid!r} is in flight already; choose another id")
+        elif self._grammars is not None and self._grammars.hold(client, message):
+            refused = None
         else:
             refused = self._core.submit(message)
         if refused is not None:
@@ -210,12 +218,26 @@ class CoreServer:
         self._owners[message.rid] = client
         self._clients[client].add(message.rid)
 
+    def _finish_grammars(self) -> None:
+        """Submit the requests whose grammars are compiled."""
+        for client, message in () if self._grammars is None else self._grammars.finished():
+            refused = self._core.submit(message)
+            if refused is not None:
+                self._owners.pop(message.rid, None)
+                self._clients[client].discard(message.rid)
+                self._send(client, CoreError(refused, message.rid))
+
     def _abort(self, client: bytes, message: AbortRequest) -> None:
         """End a request of this client; of an unknown or finished one there is nothing to say."""
         mine = self._clients[client]
         wanted = sorted(mine) if message.all_requests else [message.rid]
         for rid in wanted:
-            if rid in mine:
+            if rid not in mine:
+                continue
+            ended = None if self._grammars is None else self._grammars.drop(rid)
+            if ended is not None:
+                self._deliver([ended])
+            else:
                 self._core.abort(rid)
 
     def _finish_load(self) -> None:
@@ -276,6 +298,9 @@ class CoreServer:
 
     def _forget(self, client: bytes) -> None:
         for rid in self._clients.pop(client, ()):
+            if self._grammars is not None and self._grammars.drop(rid):
+                self._owners.pop(rid, None)
+                continue
             self._owners[rid] = None  # its finish must not reach who takes the id next
             self._core.abort(rid)
 

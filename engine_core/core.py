@@ -69,6 +69,11 @@ class EngineCore:
         self._draft_wait_ns = 0
 
     @property
+    def grammars(self) -> GrammarCompiler | None:
+        """What compiles requests' grammars; None where they may have none."""
+        return self._grammars
+
+    @property
     def has_work(self) -> bool:
         """Whether ``step`` has something to do."""
         return self.scheduler.has_work

@@ -41,6 +41,10 @@ class GrammarCompiler:
         """W: int32 words of a mask over the vocabulary."""
         return -(-self.vocab_size // _WORD)
 
+    def knows(self, spec: GrammarSpec) -> bool:
+        """Whether ``refuse`` and ``matcher`` answer at once."""
+        return (spec.kind, spec.text) in self._compiled
+
     def refuse(self, spec: GrammarSpec) -> Refused | None:
         """Why there is no matcher for ``spec``, if there is none."""
         found = self._matcher(spec)
@@ -56,22 +60,25 @@ class GrammarCompiler:
     def _matcher(self, spec: GrammarSpec) -> LLMatcher | str:
         """The kept matcher, which nobody moves, or what is wrong with the grammar."""
         key = spec.kind, spec.text
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._compile(spec)  # which others need not wait for
         with self._lock:
-            found = self._compiled.get(key)
-            if found is None:
-                found = self._compiled[key] = self._compile(spec)
-                if len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
+            self._compiled[key] = found
             self._compiled.move_to_end(key)
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
         return found
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher | str:
         grammar = llguidance_grammar(spec)
         if isinstance(grammar, Refused):
             return grammar.reason
-        if self._tokenizer is None:
-            eos = sorted(self.eos_ids)
-            self._tokenizer = LLTokenizer(str(self._path), n_vocab=self.vocab_size, eos_token=eos)
+        with self._lock:
+            if self._tokenizer is None:
+                eos = sorted(self.eos_ids)
+                path = str(self._path)
+                self._tokenizer = LLTokenizer(path, n_vocab=self.vocab_size, eos_token=eos)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()  # a grammar that nothing matches shows itself here
