@@ -136,6 +136,8 @@ def check(
     lossless = all(cell.status != "failed" for row in rows for cell in row.cells)
     if lossless:
         recording.drop()
+    else:
+        rows = matrix.located(rows, str(recording.path))
     report = LosslessReport(
         model=config.model,
         algorithm=spec.name,

@@ -19,7 +19,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Where a cell failed. ``prompt``: its number from 0, ``position``: in the output, from 0.
 
     ``expected`` and ``got``: tokens, -1 where an output had ended or tokens are not what differs.
-    ``request``: its id in the trace, empty if it is none in particular. ``found``: a sentence.
+    ``output``: what the request gave so far, empty if it is none in particular; ``step``: of the
+    trace, in which it gave the last of that. ``found``: a sentence.
     """
 
     prompt: int
@@ -27,8 +28,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     expected: int
     got: int
-    request: str
     found: str
+    output: tuple[int, ...] = ()
+    step: int | None = None
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,19 +113,19 @@ def _parted(parting: Parting, gap: float, token_text: TokenText) -> Failure:
         position=parting.position,
         expected=parting.expected,
         got=parting.got,
-        request=parting.rid,
         found=parting.words or words,
+        output=parting.before if parting.got == ENDED else (*parting.before, parting.got),
     )
 
 
 def _misvalued(values: Deviation) -> Failure:
     return Failure(
         prompt=values.request.number,
-        sample=0,
+        sample=values.sample,
         position=values.position,
         expected=ENDED,
         got=ENDED,
-        request=values.rid,
+        output=values.output,
         found=f"log-probabilities {values.size:.3g} apart from those of plain decoding",
     )
 
@@ -142,7 +144,6 @@ def judge_draws(batch: int, shifts: Sequence[Shift], tests: int, token_text: Tok
         position=worst.position,
         expected=token if worst.plain > worst.drafted else ENDED,
         got=token if worst.drafted > worst.plain else ENDED,
-        request="",
         found=f"another distribution, p = {p:.2g}: {texts} drawn {worst.plain} times by plain "
         f"decoding and {worst.drafted} times with drafts",
     )
@@ -151,7 +152,5 @@ def judge_draws(batch: int, shifts: Sequence[Shift], tests: int, token_text: Tok
 
 def failed_request(batch: int, message: str) -> Cell:
     """A cell whose request ended with an error that it has not without drafts."""
-    failure = Failure(
-        prompt=ENDED, sample=0, position=0, expected=ENDED, got=ENDED, request="", found=message
-    )
+    failure = Failure(prompt=ENDED, sample=0, position=0, expected=ENDED, got=ENDED, found=message)
     return Cell(batch=batch, status="failed", failure=failure)

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ...engine_core.config import EngineConfig
 from ...engine_core.divergence import ENDED, TIE_GAP
 from ...engine_core.refusal import RefusedError
@@ -15,6 +17,7 @@ from ..tokenizer import Tokenizer
 from .cells import (
     VALUE_GAP,
     Cell,
+    Failure,
     Limits,
     Row,
     failed_request,
@@ -24,6 +27,7 @@ from .cells import (
 from .draws import PLACES, PROMPTS, draws, shifts
 from .features import FEATURES, Feature, Known, base
 from .outputs import Answers, Parting, Request, accepted_drafts, answers, deviation, partings
+from .trace_steps import Sought, find_steps
 
 BATCH = 8
 # Batch sizes of plain decoding that show how far half precision rounds: a verify step multiplies
@@ -117,6 +121,21 @@ class Matrix:
                 proposed_drafts=proposed,
             )
 
+    def located(self, rows: Sequence[Row], trace: str) -> list[Row]:
+        """The rows with the steps of a finished trace in which they failed."""
+        failed: list[tuple[int, int]] = []
+        wanted: list[Sought] = []
+        for i, (row, reference) in enumerate(zip(rows, self._references, strict=True)):
+            for j, cell in enumerate(row.cells):
+                if cell.failure is not None and cell.failure.output:
+                    failed.append((i, j))
+                    wanted.append(_sought(reference, cell.failure, again=j > 0))
+        steps = dict(zip(failed, find_steps(trace, wanted), strict=True))
+        return [
+            replace(row, cells=[_at_step(c, steps.get((i, j))) for j, c in enumerate(row.cells)])
+            for i, row in enumerate(rows)
+        ]
+
     def _reference(self, known: Known, prompts: Sequence[Request], feature: Feature) -> Reference:
         requests = [
             request._replace(params=feature.params(known, request.number)) for request in prompts
@@ -184,3 +203,13 @@ class Matrix:
                 parting.got,
             )
         return self._gaps[key]
+
+
+def _sought(reference: Reference, failure: Failure, again: bool) -> Sought:
+    request = reference.requests[failure.prompt]
+    params = child_params(request.params, failure.sample)
+    return Sought(request.prompt, params, failure.output, again)
+
+
+def _at_step(cell: Cell, step: int | None) -> Cell:
+    return cell if cell.failure is None else replace(cell, failure=replace(cell.failure, step=step))

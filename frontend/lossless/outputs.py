@@ -32,7 +32,6 @@ class Parting(NamedTuple):
     expected: int
     got: int
     words: str
-    rid: str
 
     @property
     def position(self) -> int:
@@ -70,13 +69,12 @@ def partings(requests: Sequence[Request], plain: Answers, others: Answers) -> It
 
 
 def _parting(request: Request, sample: int, want: Completion, got: Completion) -> Parting | None:
-    rid = str(got.meta_info["id"])
     at = parting(want.token_ids, got.token_ids)
     if at is not None:
         expected, have = (
             tokens[at] if at < len(tokens) else ENDED for tokens in (want.token_ids, got.token_ids)
         )
-        return Parting(request, sample, want.token_ids[:at], expected, have, "", rid)
+        return Parting(request, sample, want.token_ids[:at], expected, have, "")
     checks: tuple[tuple[str, Callable[[Completion], object]], ...] = (
         ("finish reason", lambda one: (one.finish_reason, one.stop_reason)),
         ("text", lambda one: one.text),
@@ -85,30 +83,35 @@ def _parting(request: Request, sample: int, want: Completion, got: Completion) -
     for name, value in checks:
         if value(want) != value(got):
             words = f"the tokens are equal but not the {name}: {value(want)!r} and {value(got)!r}"
-            return Parting(request, sample, want.token_ids, ENDED, ENDED, words, rid)
+            return Parting(request, sample, want.token_ids, ENDED, ENDED, words)
     return None
 
 
 class Deviation(NamedTuple):
-    """The largest difference of log-probabilities, and where it is."""
+    """The largest difference of log-probabilities: at the last token of an ``output``."""
 
     size: float
     request: Request
-    position: int
-    rid: str
+    sample: int
+    output: tuple[int, ...]
+
+    @property
+    def position(self) -> int:
+        """Of the last token of ``output``."""
+        return len(self.output) - 1
 
 
 def deviation(requests: Sequence[Request], plain: Answers, others: Answers) -> Deviation | None:
     """Of all positions before outputs part; None where nothing has log-probabilities."""
     worst: Deviation | None = None
     for request, wanted, given in zip(requests, plain, others, strict=True):
-        for want, got in zip(wanted, given, strict=True):
+        for sample, (want, got) in enumerate(zip(wanted, given, strict=True)):
             end = parting(want.token_ids, got.token_ids)
             pairs = zip(want.logprobs[:end], got.logprobs[:end], strict=False)
             for at, (a, b) in enumerate(pairs):
                 size = _apart(a, b)
                 if worst is None or size > worst.size:
-                    worst = Deviation(size, request, at, str(got.meta_info["id"]))
+                    worst = Deviation(size, request, sample, got.token_ids[: at + 1])
     return worst
 
 

@@ -80,9 +80,8 @@ def _place(cell: Cell) -> str:
         return failure.found
     sample = f", sample {failure.sample}" if failure.sample else ""
     more = f"; {cell.differences} outputs differ" if cell.differences > 1 else ""
-    request = f"; request {failure.request}" if failure.request else ""
     place = f"prompt {failure.prompt}{sample}, position {failure.position}"
-    return f"{place}: {failure.found}{more}{request}"
+    return f"{place}: {failure.found}{more}"
 
 
 def _wrapped(text: str) -> list[str]:
@@ -111,4 +110,10 @@ def verdict(report: LosslessReport) -> str:
         )
     if report.trace is not None:
         lines += [f"trace: {report.trace}", f"       outrider replay {report.trace}"]
+        lines += [
+            f"       step {cell.failure.step}: {row.feature}, batch {cell.batch}"
+            for row in report.rows
+            for cell in row.cells
+            if cell.failure is not None and cell.failure.step is not None
+        ]
     return "\n".join(lines)
