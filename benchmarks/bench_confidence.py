@@ -28,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from outrider.engine.build import TRACE_VARIABLE, build_engine
+from outrider.engine.build import build_engine
 from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.draft_source import find_draft
 from outrider.engine_core.ids import F32, I32, I64, RowKind, i32, u8
@@ -47,7 +47,7 @@ from outrider.engine_core.sts_table import (
     identity_sts,
     read_sts,
 )
-from outrider.engine_core.trace import TraceReader
+from outrider.engine_core.trace import TRACE_VARIABLE, TraceReader
 from outrider.engine_core.verify_steps import drafting_caps
 
 LEAST = 20_000  # samples that a result is worth showing with

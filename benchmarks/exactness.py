@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 import numpy as np
+from msgspec.structs import asdict
 
 from outrider.engine.build import build_engine
 from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.core import EngineCore
+from outrider.engine_core.divergence import Divergence, first_divergence
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.ragged_verify import RaggedMode
@@ -34,7 +36,6 @@ from outrider.engine_core.sampling_params import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPTS = ROOT / "benchmarks" / "prompts" / "pycoder_prompts.jsonl"
-TIE_GAP = 1e-4
 MAX_TIE_SHARE = 1e-4
 
 FACTORS: dict[str, tuple[int, ...]] = {
@@ -51,21 +52,6 @@ class Prompt(NamedTuple):
     id: str
     tokens: list[int]
     max_tokens: int
-
-
-class Divergence(NamedTuple):
-    """First difference of one output from the reference. ``gap``: float64 logit gap."""
-
-    prompt: str
-    position: int
-    expected: int
-    got: int
-    gap: float
-
-    @property
-    def tie(self) -> bool:
-        """Whether the two tokens are equally likely up to rounding."""
-        return abs(self.gap) < TIE_GAP
 
 
 def covering_array(factors: dict[str, tuple[int, ...]]) -> list[dict[str, int]]:
@@ -236,21 +222,14 @@ def divergences(
     gap: GapOf,
 ) -> list[Divergence]:
     """The first difference of each output, with the float64 gap of the two tokens."""
-    found = []
-    for prompt in prompts:
-        want, got = reference[prompt.id], outputs[prompt.id]
-        if want == got:
-            continue
-        at = next(
-            (i for i, (a, b) in enumerate(zip(want, got, strict=False)) if a != b),
-            min(len(want), len(got)),
-        )
-        if at == min(len(want), len(got)):
-            found.append(Divergence(prompt.id, at, -1, -1, float("inf")))
-            continue
-        prefix = prompt.tokens + want[:at]
-        found.append(Divergence(prompt.id, at, want[at], got[at], gap(prefix, want[at], got[at])))
-    return found
+    each = (_divergence(p, reference[p.id], outputs[p.id], gap) for p in prompts)
+    return [divergence for divergence in each if divergence is not None]
+
+
+def _divergence(prompt: Prompt, want: list[int], got: list[int], gap: GapOf) -> Divergence | None:
+    return first_divergence(
+        prompt.id, want, got, lambda at, a, b: gap(prompt.tokens + want[:at], a, b)
+    )
 
 
 def transformers_greedy(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
@@ -354,7 +333,7 @@ def matrix(
             "config": row,
             "algorithm": "NONE" if speculation is None else speculation.name,
             "tokens": sum(map(len, outputs.values())),
-            "differences": [d._asdict() for d in found],
+            "differences": [asdict(d) for d in found],
             "ties": sum(d.tie for d in found),
             "failures": sum(not d.tie for d in found),
             **figures,
@@ -411,7 +390,7 @@ def main() -> int:
         "ties": ties,
         "transformers": {
             "prompts": len(few),
-            "differences": [d._asdict() for d in found],
+            "differences": [asdict(d) for d in found],
             "failures": sum(not d.tie for d in found),
         },
         "records": records,

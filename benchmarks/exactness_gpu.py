@@ -30,7 +30,6 @@ from exactness import (
     CHAIN,
     MAX_TIE_SHARE,
     TREE,
-    Divergence,
     GapOf,
     Prompt,
     Speculation,
@@ -42,8 +41,10 @@ from exactness import (
     run_config,
     run_passes,
 )
+from msgspec.structs import asdict
 
 from outrider.engine_core.config import EngineConfig
+from outrider.engine_core.divergence import Divergence
 
 Outputs = dict[str, list[int]]
 Record = dict[str, object]
@@ -199,7 +200,7 @@ def check_single(
     records, reference, found = compare(prompts, device, "float32", gap, cases, save)
     differences = [d for each in found for d in each]
     tokens = sum(int(str(record["tokens"])) for record in records)
-    failures = [d._asdict() for d in differences if not d.tie]
+    failures = [asdict(d) for d in differences if not d.tie]
     ties = len(differences) - len(failures)
     report: dict[str, object] = {
         "float32": {"records": records, "ties": ties},
@@ -216,7 +217,7 @@ def check_single(
         differing = divergences(few, cut, cpu, gap)
         report["against_cpu"] = {
             "prompts": len(few),
-            "differences": [d._asdict() for d in differing],
+            "differences": [asdict(d) for d in differing],
         }
         ok = ok and all(d.tie for d in differing)
     return report, ok
@@ -234,8 +235,8 @@ def check_half(
     drafted = [d for case, each in pairs if case.speculation is not None for d in each]
     epsilon = max((abs(d.gap) for _, d in plain), default=0.0)
     of_32 = max((abs(d.gap) for batch, d in plain if batch == 32), default=0.0)
-    beyond = [d._asdict() for d in drafted if abs(d.gap) > epsilon]
-    beyond_32 = [d._asdict() for d in drafted if abs(d.gap) > of_32]
+    beyond = [asdict(d) for d in drafted if abs(d.gap) > epsilon]
+    beyond_32 = [asdict(d) for d in drafted if abs(d.gap) > of_32]
     print(
         f"bfloat16: plain decoding differs {len(plain)} times, epsilon {epsilon:.4g} ({of_32:.4g} "
         f"at batch 32); speculation {len(drafted)} times, {len(beyond)} ({len(beyond_32)}) beyond"

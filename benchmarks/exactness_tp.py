@@ -20,7 +20,6 @@ import msgspec
 import torch
 from exactness import (
     MAX_TIE_SHARE,
-    Divergence,
     GapOf,
     Prompt,
     Speculation,
@@ -31,8 +30,10 @@ from exactness import (
     run_config,
 )
 from exactness_gpu import ROUNDING, Record, Save
+from msgspec.structs import asdict
 
 from outrider.engine_core.config import EngineConfig
+from outrider.engine_core.divergence import Divergence
 
 Dtype = Literal["float32", "bfloat16"]
 Outputs = dict[str, list[int]]
@@ -118,9 +119,9 @@ def check_half(
         "epsilon": epsilon,
         "plain_differences": len(spread),
         "ngram_from_plain": len(ngram),
-        "ngram_beyond_epsilon": [d._asdict() for d in ngram if abs(d.gap) > epsilon],
+        "ngram_beyond_epsilon": [asdict(d) for d in ngram if abs(d.gap) > epsilon],
         "ranks_from_one": len(moved),
-        "ranks_beyond_epsilon": [d._asdict() for d in moved if abs(d.gap) > epsilon],
+        "ranks_beyond_epsilon": [asdict(d) for d in moved if abs(d.gap) > epsilon],
     }
 
 

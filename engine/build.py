@@ -12,12 +12,10 @@ from ..engine_core.messages import CoreInfo
 from ..engine_core.ragged_verify import VARIABLE, ragged_notes, with_environment
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.step_times import StepTimes, measure_drafting, measure_times
-from ..engine_core.trace import TRACE_VERSION, TraceFile, TraceHeader, TraceWriter
+from ..engine_core.trace import TRACE_VARIABLE, TRACE_VERSION, TraceFile, TraceHeader, TraceWriter
 from .device_memory import DeviceMemory
 from .rank_worker import find_site, guard, load_rank, make_worker
 from .worker import EngineWorker
-
-TRACE_VARIABLE = "OUTRIDER_TRACE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ COMMANDS = {
     "profile": "make tables for the planner of verify lengths (profile sts, sps)",
     "plan": "show what a configuration would take of the device's memory",
     "doctor": "check a draft against its target, run it, and say what its acceptance means",
+    "check": "compare outputs with and without drafts, feature by feature (check lossless)",
     "replay": "re-run a recorded trace of step plans and check every commit",
     "capabilities": "show which features work together, and what is refused",
 }

@@ -24,7 +24,7 @@ from ..engine_core.messages import CoreInfo
 from ..engine_core.private_dir import make_private_dir, remove_private_dir
 from ..engine_core.refusal import RefusedError
 from ..engine_core.replay import ReplayReport, replay_worker
-from ..engine_core.trace import TraceReader
+from ..engine_core.trace import TRACE_VARIABLE, TraceReader
 from ..engine_core.train_spec import TrainSpec
 from .errors import LaunchError, LaunchRefused
 
@@ -125,8 +125,9 @@ def start_core(
     *,
     timeout_s: float = START_TIMEOUT_S,
     command: Sequence[str] | None = None,
+    trace: str | None = None,
 ) -> CoreProcess:
-    """Start a core process and wait until it can be greeted.
+    """Start a core process and wait until it can be greeted. ``trace``: file it records steps in.
 
     Raises RefusedError for a configuration that is wrong in itself, LaunchError when the process
     cannot be started, ends early, or is not ready within ``timeout_s`` seconds.
@@ -135,6 +136,7 @@ def start_core(
     if refused is not None:
         raise RefusedError(refused)
     folder = make_private_dir()
+    recording = {} if trace is None else {TRACE_VARIABLE: trace}
     launch = CoreLaunch(
         config=config, endpoint=f"ipc://{folder}/core", token=secrets.token_urlsafe(32)
     )
@@ -144,7 +146,7 @@ def start_core(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | recording,
         )
     except OSError as error:
         remove_private_dir(folder)

@@ -7,6 +7,7 @@ import asyncio
 import atexit
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -18,6 +19,7 @@ from .engine_handle import EngineHandle, start_engine
 from .errors import EngineClosed, EngineDead, RequestFailed
 from .expand import GenerateItem
 from .flags import engine_config
+from .launch import start_core
 from .loop_thread import LoopThread
 from .results import Chunk, Collector, GenerationResult
 from .sampling_flags import params_from
@@ -41,18 +43,19 @@ class LLM:
         self._open(engine_config({**named, **engine_flags}))
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> Self:
-        """An engine from a finished configuration."""
+    def from_config(cls, config: EngineConfig, trace: str | None = None) -> Self:
+        """An engine from a finished configuration. ``trace``: file it records its steps in."""
         self = cls.__new__(cls)
-        self._open(config)
+        self._open(config, trace)
         return self
 
-    def _open(self, config: EngineConfig) -> None:
+    def _open(self, config: EngineConfig, trace: str | None = None) -> None:
         self.config = config
         self._loop = LoopThread("outrider-llm")
         self._engine: EngineHandle | None = None
         try:
-            self._engine = self._loop.run(start_engine(config))
+            start = start_core if trace is None else partial(start_core, trace=trace)
+            self._engine = self._loop.run(start_engine(config, start=start))
         except BaseException:
             self._loop.close()
             raise

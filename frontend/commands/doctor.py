@@ -7,25 +7,23 @@ from collections.abc import Callable
 import msgspec
 
 from ...engine_core.config import EngineConfig
-from ...engine_core.draft_checks import algorithm_of, check_draft
+from ...engine_core.draft_checks import check_draft
 from ...engine_core.draft_finding import Finding
 from ...engine_core.draft_folder import draft_folder
 from ...engine_core.draft_inspection import DraftInspection, decode_inspection, encode_line
 from ...engine_core.drafter_spec import find_drafter
-from ...engine_core.model_path import resolve_model
 from ...engine_core.refusal import Refused
-from ...engine_core.safetensors_header import HeaderError
 from ..child_answer import ask_child
 from ..doctor.acceptance import Run, diagnose
 from ..doctor.prompts import PROMPTS, read_prompts
 from ..doctor.report import DoctorReport, acceptance_table, finding_lines, verdict
 from ..doctor.trial import Trial, encode, run_trial
+from ..draft_flag import add_draft_flag, name_algorithm
 from ..errors import LaunchError, LaunchRefused
 from ..flags import UsageError, add_engine_flags, resolve_engine
 from ..json_file import JsonFile
 from ..launch import describe_exit
 
-_DRAFT = "speculative_draft_model_path"
 _ABSENT = {
     "simulate_survival": "would force what is to be measured; leave it out",
     "simulate_accept_length": "would force what is to be measured; leave it out",
@@ -46,14 +44,7 @@ def main(args: list[str]) -> int:
         "model is wrong.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--draft",
-        dest=_DRAFT,
-        default=argparse.SUPPRESS,
-        metavar="DRAFT",
-        help="as --speculative-draft-model-path; without --speculative-algorithm its tensors say "
-        "which it is",
-    )
+    add_draft_flag(parser)
     parser.add_argument(
         "--prompts",
         metavar="FILE",
@@ -65,7 +56,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--json", metavar="FILE", help="write all findings here; -: to stdout")
     add_engine_flags(parser, _ABSENT)
     namespace = parser.parse_args(args)
-    _name_algorithm(namespace)
+    name_algorithm(namespace)
     config = msgspec.structs.replace(
         resolve_engine(namespace, _ABSENT), speculative_length_policy="fixed"
     )
@@ -193,19 +184,6 @@ def _sized(config: EngineConfig, prompts: int) -> EngineConfig:
 
 def _draft_folder(config: EngineConfig) -> str:
     return str(draft_folder(config, config.speculative_algorithm or ""))
-
-
-def _name_algorithm(namespace: argparse.Namespace) -> None:
-    """Let a draft's tensors say what it is, where nothing else does. Raises UsageError."""
-    given = vars(namespace)
-    named = given.keys() & {"speculative_algorithm", "speculative_config"}
-    if named or _DRAFT not in given or namespace.config is not None:
-        return
-    folder = resolve_model(given[_DRAFT], given.get("speculative_draft_model_revision"), _DRAFT)
-    try:
-        namespace.speculative_algorithm = algorithm_of(folder)
-    except HeaderError as error:
-        raise UsageError(f"--draft: {error}; name its --speculative-algorithm") from None
 
 
 def _positive(text: str) -> int:

@@ -4,9 +4,9 @@ import textwrap
 
 import msgspec
 
+from ...engine_core.divergence import Divergence
 from ...engine_core.draft_finding import Finding
 from .acceptance import Position
-from .trial import Divergence
 
 _WORDS = {"ok": "ok", "warning": "warning", "failed": "FAILED"}
 _WIDTH, _INDENT = 100, 28

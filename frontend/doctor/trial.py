@@ -3,32 +3,19 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from ...engine_core.config import EngineConfig
+from ...engine_core.divergence import TIE_GAP, Divergence, first_divergence
 from ...engine_core.draft_finding import Finding
-from ...engine_core.ids import f32, i32
 from ...engine_core.messages import CoreInfo
 from ...engine_core.sampling_params import SamplingParams
 from ..bench.measure import Speculation, speculation
 from ..engine_handle import load_tokenizer
 from ..llm import LLM
+from ..logit_gap import logit_gap
 from ..tokenizer import Tokenizer
 from .acceptance import Position, loops, positions
 
-TIE_GAP = 1e-4  # of two logits that are equally likely up to rounding, in float32
-_SEEN = 20  # of a position's best tokens whose gap is looked at
 _CHECK = "exactness"
-
-
-class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """The first difference of an output; ``gap``: by how much the plain token's logit is larger."""
-
-    prompt: int
-    position: int
-    plain: int
-    drafted: int
-    gap: float
 
 
 class Trial(NamedTuple):
@@ -78,7 +65,7 @@ def run_trial(config: EngineConfig, prompts: Sequence[list[int]], max_new_tokens
         results = llm.generate(list(prompts), params)
         after = llm.stats()
         outputs = [list(result.token_ids) for result in results]
-        different = list(_divergences(llm, prompts, plain, outputs))
+        different = list(_divergences(llm, prompts, params, plain, outputs))
         finding = _exactness(llm, prompts, params, plain, different)
         info = llm.info
     drafted = _minus(after.spec_drafted_per_pos, before.spec_drafted_per_pos)
@@ -107,34 +94,27 @@ def _outputs(
 def _divergences(
     llm: LLM,
     prompts: Sequence[list[int]],
+    params: SamplingParams,
     plain: Sequence[list[int]],
     others: Sequence[list[int]],
 ) -> Iterable[Divergence]:
     for number, (prompt, want, got) in enumerate(zip(prompts, plain, others, strict=True)):
-        if want == got:
-            continue
-        pairs = enumerate(zip(want, got, strict=False))
-        at = next((i for i, (a, b) in pairs if a != b), None)
-        if at is None:
-            yield Divergence(
-                prompt=number,
-                position=min(len(want), len(got)),
-                plain=-1,
-                drafted=-1,
-                gap=float("inf"),
-            )
-            continue
-        gap = _gap(llm, prompt + want[:at], want[at], got[at])
-        yield Divergence(prompt=number, position=at, plain=want[at], drafted=got[at], gap=gap)
+        found = _divergence(llm, number, prompt, params, want, got)
+        if found is not None:
+            yield found
 
 
-def _gap(llm: LLM, prefix: list[int], want: int, got: int) -> float:
-    """Logit of ``want`` less that of ``got`` behind ``prefix``, by the engine, one row alone."""
-    params = SamplingParams(temperature=0.0, max_new_tokens=1, logprobs=_SEEN)
-    [result] = llm.generate([prefix], params, speculative=False)
-    [best] = result.outputs[0].logprobs
-    values = dict(zip(i32(best.top_ids).tolist(), f32(best.top_values).tolist(), strict=True))
-    return abs(values[want] - values[got]) if want in values and got in values else float("inf")
+def _divergence(
+    llm: LLM,
+    number: int,
+    prompt: list[int],
+    params: SamplingParams,
+    want: list[int],
+    got: list[int],
+) -> Divergence | None:
+    return first_divergence(
+        number, want, got, lambda at, a, b: logit_gap(llm, prompt, want[:at], params, a, b)
+    )
 
 
 def _exactness(
@@ -178,7 +158,7 @@ def _rounding(
 ) -> Finding:
     """Half precision rounds by the batch's shape: compare with what that does to plain decoding."""
     alone = [_outputs(llm, [prompt], params, drafts=False)[0] for prompt in prompts]
-    gaps = [divergence.gap for divergence in _divergences(llm, prompts, plain, alone)]
+    gaps = [divergence.gap for divergence in _divergences(llm, prompts, params, plain, alone)]
     usual = max(gaps, default=0.0)
     found = (
         f"{len(different)} of {len(plain)} outputs part from plain decoding, by logits up to "

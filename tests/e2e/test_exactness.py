@@ -7,6 +7,7 @@ import exactness_gpu
 import pytest
 
 from outrider.engine_core.config import refuse_config
+from outrider.engine_core.divergence import Divergence
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.sps_table import AdditiveTable, read_sps
 
@@ -36,7 +37,7 @@ def test_a_difference_is_found_and_its_gap_decides() -> None:
     assert gaps == [([1, 2, 5], 6, 9)]
     assert [(d.position, d.expected, d.got, d.tie) for d in found] == [(1, 6, 9, False)]
     assert exactness.divergences(prompts, {"p": [5, 6, 7]}, {"p": [5, 6]}, gap)[0].tie is False
-    assert exactness.Divergence("p", 0, 1, 2, -1e-5).tie
+    assert Divergence("p", 0, 1, 2, -1e-5).tie
 
 
 def test_greedy_output_is_the_same_with_and_without_speculation(

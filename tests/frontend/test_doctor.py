@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from outrider.engine_core.divergence import Divergence
 from outrider.engine_core.draft_finding import Finding
 from outrider.engine_core.model_path import resolve_model
 from outrider.frontend import cli
@@ -15,7 +16,6 @@ from outrider.frontend.doctor import trial
 from outrider.frontend.doctor.acceptance import Run, diagnose, loops, positions
 from outrider.frontend.doctor.prompts import PROMPTS, read_prompts
 from outrider.frontend.doctor.report import finding_lines
-from outrider.frontend.doctor.trial import Divergence
 from outrider.frontend.flags import UsageError
 
 from ..engine.draft_checkpoints import write_eagle3
@@ -142,7 +142,7 @@ def test_ties_are_told_from_faults(
     dtype: str, gap: float, usual: float, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def divergence(size: float) -> Divergence:
-        return Divergence(prompt=0, position=3, plain=1, drafted=2, gap=size)
+        return Divergence(prompt=0, position=3, expected=1, got=2, gap=size)
 
     monkeypatch.setattr(trial, "_outputs", lambda *_, **__: [[1]])
     monkeypatch.setattr(trial, "_divergences", lambda *_: [divergence(usual)])

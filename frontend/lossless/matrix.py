@@ -1,0 +1,215 @@
+"""The matrix: every feature without drafts at batch 1, then with drafts at several batch sizes."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ...engine_core.config import EngineConfig
+from ...engine_core.divergence import ENDED, TIE_GAP
+from ...engine_core.refusal import RefusedError
+from ..errors import RequestFailed
+from ..expand import child_params
+from ..llm import LLM
+from ..logit_gap import logit_gap
+from ..tokenizer import Tokenizer
+from .cells import (
+    VALUE_GAP,
+    Cell,
+    Failure,
+    Limits,
+    Row,
+    failed_request,
+    judge_draws,
+    judge_outputs,
+)
+from .draws import PLACES, PROMPTS, draws, shifts
+from .features import FEATURES, Feature, Known, base
+from .outputs import Answers, Parting, Request, accepted_drafts, answers, deviation, partings
+from .trace_steps import Sought, find_steps
+
+BATCH = 8
+# Batch sizes of plain decoding that show how far half precision rounds: a verify step multiplies
+# batch times width rows (docs/decisions/0009-how-far-rounding-goes.md).
+ROUNDING = (2, 4, 8, 16, 32)
+
+
+class Reference(NamedTuple):
+    """A feature's requests and what plain decoding answers, or why it refuses to.
+
+    ``drawn``: the answers are draws, of which only the distribution can be compared.
+    """
+
+    feature: Feature
+    requests: list[Request]
+    plain: Answers
+    drawn: bool
+    refused: str
+
+
+class Matrix:
+    """All rows on one engine. ``prompts``: token ids; ``tokens``: the most that an output has.
+
+    Making it runs plain decoding. Raises RefusedError for prompts that do not fit, EngineDead.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        prompts: Sequence[list[int]],
+        tokens: int,
+    ) -> None:
+        self._llm = llm
+        self._tokenizer = tokenizer
+        self._by_law = config.speculative_use_rejection_sampling
+        most = llm.info.max_running_requests
+        self.batches = [1, *([min(BATCH, most)] if most > 1 else [])]
+        self._wide = min(max(ROUNDING), most)
+        self._gaps: dict[tuple[object, ...], float] = {}
+        requests = [Request(i, prompt, base(tokens)) for i, prompt in enumerate(prompts)]
+        greedy = [each[0].token_ids for each in answers(llm, requests, 1, False)]
+        known = Known(greedy, tokens, tokenizer.decode, llm.info.eos_ids)
+        self._references = [self._reference(known, requests, feature) for feature in FEATURES]
+        drawn = sum(one.drawn and not one.refused for one in self._references)
+        self._tests = drawn * len(self.batches) * min(PROMPTS, len(prompts)) * (PLACES - 1)
+        self.limits = Limits()
+        if llm.info.dtype != "float32":
+            self.limits = self._rounding()
+
+    @property
+    def plain_tokens(self) -> int:
+        """Tokens of all plain outputs that drafts are compared with."""
+        return sum(
+            len(sample.token_ids)
+            for one in self._references
+            for each in one.plain
+            for sample in each
+        )
+
+    def rows(self) -> Iterator[Row]:
+        """Each feature with drafts, compared as it comes.
+
+        Caches are empty at the first batch size. Learned n-grams know the outputs at the next one:
+        there are wrong drafts, and there are long runs of right ones.
+        """
+        for reference in self._references:
+            self._llm.flush_cache()
+            cells: list[Cell] = []
+            accepted = proposed = 0
+            for batch in self.batches:
+                if reference.refused:
+                    cells.append(Cell(batch=batch, status="refused", reason=reference.refused))
+                    continue
+                try:
+                    given = self._drafted(reference, batch)
+                except RefusedError as error:
+                    cells.append(Cell(batch=batch, status="refused", reason=str(error)))
+                    continue
+                except RequestFailed as error:
+                    cells.append(failed_request(batch, str(error)))
+                    continue
+                some = accepted_drafts(given)
+                accepted, proposed = accepted + some[0], proposed + some[1]
+                cells.append(self._judge(reference, given, batch))
+            yield Row(
+                feature=reference.feature.name,
+                cells=cells,
+                accepted_drafts=accepted,
+                proposed_drafts=proposed,
+            )
+
+    def located(self, rows: Sequence[Row], trace: str) -> list[Row]:
+        """The rows with the steps of a finished trace in which they failed."""
+        failed: list[tuple[int, int]] = []
+        wanted: list[Sought] = []
+        for i, (row, reference) in enumerate(zip(rows, self._references, strict=True)):
+            for j, cell in enumerate(row.cells):
+                if cell.failure is not None and cell.failure.output:
+                    failed.append((i, j))
+                    wanted.append(_sought(reference, cell.failure, again=j > 0))
+        steps = dict(zip(failed, find_steps(trace, wanted), strict=True))
+        return [
+            replace(row, cells=[_at_step(c, steps.get((i, j))) for j, c in enumerate(row.cells)])
+            for i, row in enumerate(rows)
+        ]
+
+    def _reference(self, known: Known, prompts: Sequence[Request], feature: Feature) -> Reference:
+        requests = [
+            request._replace(params=feature.params(known, request.number)) for request in prompts
+        ]
+        drawn = self._by_law and not requests[0].params.greedy
+        try:
+            if drawn:
+                plain = draws(self._llm, requests, self._wide, False)
+            else:
+                plain = answers(self._llm, requests, 1, False)
+        except (RefusedError, RequestFailed) as error:
+            return Reference(feature, requests, [], drawn, str(error))
+        return Reference(feature, requests, plain, drawn, "")
+
+    def _rounding(self) -> Limits:
+        """How far plain decoding is from itself at other batch sizes, over all features."""
+        gap, value = TIE_GAP, VALUE_GAP
+        for reference in self._references:
+            if reference.drawn or reference.refused:
+                continue
+            requests, count = reference.requests, len(reference.requests)
+            for batch in (size for size in ROUNDING if size <= self._wide):
+                places = [i % count for i in range(max(count, batch))]
+                some = [requests[i] for i in places]
+                plain = [reference.plain[i] for i in places]
+                others = answers(self._llm, some, batch, False)
+                gaps = [self._gap(parting) for parting in partings(some, plain, others)]
+                gap = max([gap, *filter(math.isfinite, gaps)])
+                values = deviation(some, plain, others)
+                if values is not None and math.isfinite(values.size):
+                    value = max(value, values.size)
+        # The largest of them still counts as rounding.
+        return Limits(math.nextafter(gap, math.inf), value)
+
+    def _drafted(self, reference: Reference, batch: int) -> Answers:
+        take = draws if reference.drawn else answers
+        return take(self._llm, reference.requests, batch, True)
+
+    def _judge(self, reference: Reference, given: Answers, batch: int) -> Cell:
+        requests, plain = reference.requests, reference.plain
+        if reference.drawn:
+            found = list(shifts(requests, plain, given))
+            return judge_draws(batch, found, self._tests, self._tokenizer.token_text)
+        return judge_outputs(
+            batch,
+            list(partings(requests, plain, given)),
+            deviation(requests, plain, given),
+            self.limits,
+            self._gap,
+            self._tokenizer.token_text,
+        )
+
+    def _gap(self, parting: Parting) -> float:
+        if ENDED in (parting.expected, parting.got):
+            return math.inf
+        request, sample = parting.request, parting.sample
+        key = (id(request.params), sample, parting.before, parting.expected, parting.got)
+        if key not in self._gaps:
+            self._gaps[key] = logit_gap(
+                self._llm,
+                request.prompt,
+                parting.before,
+                child_params(request.params, sample),
+                parting.expected,
+                parting.got,
+            )
+        return self._gaps[key]
+
+
+def _sought(reference: Reference, failure: Failure, again: bool) -> Sought:
+    request = reference.requests[failure.prompt]
+    params = child_params(request.params, failure.sample)
+    return Sought(request.prompt, params, failure.output, again)
+
+
+def _at_step(cell: Cell, step: int | None) -> Cell:
+    return cell if cell.failure is None else replace(cell, failure=replace(cell.failure, step=step))
