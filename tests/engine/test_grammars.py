@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from outrider.engine.build import TRACE_VARIABLE, build_worker
+from outrider.engine.build import build_worker
 from outrider.engine.sampling.nodes import Nodes
 from outrider.engine.sampling.processors import apply_masks
 from outrider.engine.sampling.slot_grammars import NodeMasks
@@ -26,7 +26,7 @@ from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.replay import replay_core, replay_worker
 from outrider.engine_core.sampling_params import SamplingParams
-from outrider.engine_core.trace import TraceReader
+from outrider.engine_core.trace import TRACE_VARIABLE, TraceReader
 from outrider.kernels.logit_edits import MASKED
 
 from .cores import drive, random_draft_core, request, running_engine, tiny_config, tokens_of
