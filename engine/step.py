@@ -250,10 +250,11 @@ class StepRunner:
         )
 
     def _count_emitted(self, slots: I32) -> None:
-        """Add what rows with penalties emitted to their token counts."""
+        """Add what rows with penalties emitted to their token counts, with bans to their tails."""
         penalized = (self.state.sampling.features[slots] & int(Feature.PENALTIES)) != 0
-        buffers = self._buffers
-        row_of = np.repeat(np.arange(len(slots)), buffers.accept_lens[: len(slots)])
+        buffers, rows = self._buffers, len(slots)
+        self.state.edits.emitted(slots, buffers.accept_cu[: rows + 1], buffers.emitted)
+        row_of = np.repeat(np.arange(len(slots)), buffers.accept_lens[:rows])
         chosen = np.flatnonzero(penalized[row_of])
         device = self.state.seq_lens.device
         self.state.edits.counts.add(

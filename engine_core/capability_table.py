@@ -52,6 +52,12 @@ SUPPORTED = (
     exact("frequency_penalty", ("frequency_penalty",), "as presence_penalty"),
     exact("repetition_penalty", ("repetition_penalty",), "as presence_penalty, prompt included"),
     exact("logit_bias", ("logit_bias",)),
+    exact(
+        "bad_words",
+        ("bad_words", "bad_words_ids"),
+        "matched on generated tokens; a word as it is tokenized alone and after a space",
+    ),
+    exact("allowed_token_ids", ("allowed_token_ids",), "name EOS too if it may end the output"),
     exact("streaming", ("stream", "stream_options")),
     exact("priority", ("priority",), "orders requests with --enable-priority-scheduling"),
     exact("cache_salt", ("cache_salt",), "separates tenants in prefix cache and n-gram trie"),
@@ -126,8 +132,6 @@ REFUSED = (
         "sessions", ("session_id", "session_params"),
         "send the whole prompt each time: the prefix cache keeps what was computed",
     ),
-    refused("bad_words", ("bad_words", "bad_words_ids"), "forbid single tokens with logit_bias"),
-    refused("allowed_token_ids", ("allowed_token_ids",), "use logit_bias"),
     refused("watermark", ("watermark",), "output is not watermarked"),
     refused(
         "prefill/decode disaggregation",

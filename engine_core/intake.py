@@ -6,6 +6,7 @@ from .config import CoreConfig
 from .ids import i32
 from .messages import GenerateRequest
 from .refusal import Refused
+from .token_bans import refuse_dead_end
 
 _MASK = 2**64 - 1
 
@@ -20,6 +21,11 @@ def refuse_request(message: GenerateRequest, config: CoreConfig, has_tail: bool)
         return refused
     if params.n != 1:
         return Refused("n", f"is {params.n} here; send one request for each sequence")
+    if params.bad_words:
+        return Refused("bad_words", "are words here; send their tokens as bad_words_ids")
+    refused = _refuse_dead_end(message, config)
+    if refused is not None:
+        return refused
     if params.stop and not has_tail:
         return Refused("stop", "stop strings need the model's tokenizer; use stop_token_ids", 501)
     if message.priority != 0 and not config.engine.enable_priority_scheduling:
@@ -40,6 +46,15 @@ def derive_seed(random_seed: int, count: int) -> int:
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     z ^= z >> 31
     return z - 2**64 if z >= 2**63 else z
+
+
+def _refuse_dead_end(message: GenerateRequest, config: CoreConfig) -> Refused | None:
+    params = message.params
+    ends: set[int] = set()
+    if params.min_new_tokens:
+        ends.update(params.stop_token_ids, () if params.ignore_eos else config.worker.eos_ids)
+    vocab_size = config.worker.vocab_size
+    return refuse_dead_end(params.bad_words_ids, params.allowed_token_ids, ends, vocab_size)
 
 
 def _refuse_prompt(message: GenerateRequest, config: CoreConfig) -> Refused | None:

@@ -6,6 +6,7 @@ import msgspec
 
 from .grammar_spec import GrammarSpec
 from .refusal import Refused
+from .token_bans import refuse_bans
 
 GREEDY_BELOW = 1e-6  # temperatures under this are greedy
 # Beyond these, values leave the int32 and float32 columns that samplers read.
@@ -24,6 +25,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     the raw model distribution (before temperature, penalties and filters). ``logit_bias`` maps a
     token id to an additive bias. Stop strings are matched on generated text only. With a
     ``grammar`` the output is one of its texts, cut where ``max_new_tokens`` or a stop ends it.
+    No sequence of ``bad_words_ids`` occurs in the output; frontends turn ``bad_words`` into such
+    sequences. ``allowed_token_ids``: the only tokens of the output, EOS included; None for all.
     """
 
     max_new_tokens: int = 128
@@ -42,6 +45,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     no_stop_trim: bool = False
     n: int = 1
     logit_bias: dict[int, float] = {}
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     seed: int | None = None
     logprobs: int | None = None
     grammar: GrammarSpec | None = None
@@ -60,9 +66,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             or self.repetition_penalty != 1.0
         )
 
+    @property
+    def bans(self) -> bool:
+        """Whether tokens are ruled out, in general or after others."""
+        return bool(self.bad_words_ids) or self.allowed_token_ids is not None
+
     def refuse(self, vocab_size: int) -> Refused | None:
         """Return why these parameters cannot be served, or None."""
-        return _refuse_numbers(self) or _refuse_stops(self, vocab_size) or _refuse_grammar(self)
+        bans = self.bad_words, self.bad_words_ids, self.allowed_token_ids
+        return (
+            _refuse_numbers(self)
+            or _refuse_stops(self, vocab_size)
+            or refuse_bans(*bans, vocab_size)
+            or _refuse_grammar(self)
+        )
 
 
 def _refuse_grammar(p: SamplingParams) -> Refused | None:
@@ -74,6 +91,10 @@ def _refuse_grammar(p: SamplingParams) -> Refused | None:
     if p.min_new_tokens:
         reason = f"{p.grammar.field} decides where the output may end; leave it out"
         return Refused("min_new_tokens", reason)
+    for field in ("bad_words", "bad_words_ids", "allowed_token_ids"):
+        if getattr(p, field):
+            reason = f"{p.grammar.field} may leave no other token; leave one of the two out"
+            return Refused(field, reason)
     return None
 
 

@@ -1,8 +1,10 @@
 """Sampling parameters from command-line flags, keyword arguments and JSON objects."""
 
 import argparse
+import types
 import typing
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +20,22 @@ OTHER_NAMES = {
     "sampling_seed": "seed",
 }
 MAX_VOCABULARY = 2**31 - 1
+
+
+class _JsonForm(NamedTuple):
+    """A flag whose value is JSON: its type, that in words, and an example."""
+
+    type: type[object]
+    words: str
+    example: str
+
+
+_JSON_FORMS = {
+    "logit_bias": _JsonForm(dict[int, float], "object of token id: bias", '{"17": -5.0}'),
+    "bad_words_ids": _JsonForm(
+        tuple[tuple[int, ...], ...], "list of lists of token ids", "[[17], [4, 9]]"
+    ),
+}
 FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams))
 
 
@@ -29,13 +47,16 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         if field.name in ("n", "grammar"):
             continue
         name = "--" + field.name.replace("_", "-")
-        hint = hints[field.name]
+        hint = _without_none(hints[field.name])
         if hint is bool and field.name.startswith("no_"):
             group.add_argument(name, action="store_true", default=argparse.SUPPRESS)
         elif hint is bool:
             group.add_argument(
                 name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS
             )
+        elif field.name in _JSON_FORMS:
+            example = f"e.g. '{_JSON_FORMS[field.name].example}'"
+            group.add_argument(name, metavar="JSON", default=argparse.SUPPRESS, help=example)
         elif typing.get_origin(hint) is tuple:
             item = typing.get_args(hint)[0]
             group.add_argument(
@@ -46,10 +67,6 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
                 metavar=item.__name__.upper(),
                 help="may be given several times",
             )
-        elif typing.get_origin(hint) is dict:
-            group.add_argument(
-                name, metavar="JSON", default=argparse.SUPPRESS, help="e.g. '{\"17\": -5.0}'"
-            )
         else:
             kind = float if hint is float else int
             group.add_argument(
@@ -57,17 +74,24 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
             )
 
 
+def _without_none(hint: object) -> object:
+    """The other half of ``X | None``."""
+    if typing.get_origin(hint) is not types.UnionType:
+        return hint
+    return next(one for one in typing.get_args(hint) if one is not type(None))
+
+
 def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
     """The sampling parameters of a parsed command line. Raises RefusedError."""
     given: dict[str, object] = {k: v for k, v in vars(namespace).items() if k in FIELDS}
-    bias = given.get("logit_bias")
-    if isinstance(bias, str):
-        try:
-            given["logit_bias"] = msgspec.json.decode(bias, type=dict[int, float])
-        except msgspec.MsgspecError as error:
-            raise RefusedError(
-                Refused("logit_bias", f"must be a JSON object of token id: bias: {error}")
-            ) from None
+    for name, form in _JSON_FORMS.items():
+        text = given.get(name)
+        if isinstance(text, str):
+            try:
+                given[name] = msgspec.json.decode(text, type=form.type)
+            except msgspec.MsgspecError as error:
+                reason = f"must be a JSON {form.words}: {error}"
+                raise RefusedError(Refused(name, reason)) from None
     params = params_from(given)
     # What is wrong for every model is said before one is loaded.
     refused = params.refuse(MAX_VOCABULARY)

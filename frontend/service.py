@@ -20,6 +20,7 @@ from ..engine_core.messages import (
 from ..engine_core.plan import TokenLogprobs
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
+from .bad_words import ban_words
 from .claims import Claims
 from .core_client import CoreClient, Mailbox
 from .detokenizer import Detokenizer
@@ -152,6 +153,7 @@ class AsyncService:
         prompts = [await self.tokens_of(item.prompt) for item in items]
         for prompt, item in zip(prompts, items, strict=True):
             self._refuse(prompt, item)
+        items = [self._with_banned_tokens(item) for item in items]
         requests: list[GenerateRequest] = []
         sequences: dict[str, _Sequence] = {}  # by the core's ids
         ids: list[tuple[str, list[str]]] = []
@@ -228,6 +230,16 @@ class AsyncService:
             )
             for sample in range(item.params.n)
         ]
+
+    def _with_banned_tokens(self, item: GenerateItem) -> GenerateItem:
+        """The item with its bad words as token ids. Raises RefusedError."""
+        if not item.params.bad_words:
+            return item
+        params = ban_words(item.params, self.tokenizer)
+        refused = params.refuse(self.info.vocab_size)
+        if refused is not None:
+            raise RefusedError(msgspec.structs.replace(refused, field="bad_words"))
+        return msgspec.structs.replace(item, params=params)
 
     def _refuse(self, prompt: list[int], item: GenerateItem) -> None:
         refused = item.params.refuse(self.info.vocab_size) or self._refuse_prompt(

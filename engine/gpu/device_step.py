@@ -8,7 +8,6 @@ from ...engine_core.plan import StepPlan
 from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
-from ...kernels.logit_edits_gpu import count_emitted, edit_logits
 from ...kernels.step_layout_gpu import lay_out
 from ...kernels.verify_walk_gpu import verify_walk
 from ..agreement import Ranks
@@ -20,6 +19,7 @@ from ..speculative.device_drafter import DeviceDrafter, DraftRows, SurvivalDraft
 from ..speculative.draft_law import DraftNoise
 from ..speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival, Survived
 from ..speculative.target_features import run_target
+from .edited_logits import edited_logits, note_emitted
 from .ragged_step import Cut, RaggedStep
 from .sampled_targets import Drawn, sample_targets
 from .staging import StagingViews
@@ -31,8 +31,8 @@ class StepShape(NamedTuple):
 
     ``groups``: see ForwardBatch. ``nodes``: N, the first of ``node_index``; None where all T query
     tokens are nodes. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
-    token. ``edits``: some rows have penalties, a bias or a minimum length. ``verified``: T where
-    rows are cut to verify lengths, so that the plan has more; None elsewhere.
+    token. ``edits``: some rows have penalties, a bias, a minimum length or bans. ``verified``: T
+    where rows are cut to verify lengths, so that the plan has more; None elsewhere.
     """
 
     width: int
@@ -182,7 +182,9 @@ class DeviceStep:
         if shape.nodes is not None:
             hidden = hidden.index_select(0, batch.logits_index)
         logits = self._model.raw_logits(hidden)
-        edited = self._edit(logits, batch, staging, shape) if shape.edits else logits
+        edited = logits
+        if shape.edits:
+            edited = edited_logits(logits, batch, staging, self.state, shape.width)
         if not shape.sampled:
             return logits, greedy_argmax(edited, pdl=self._pdl)
         sampling, all_nodes = self.state.sampling, shape.nodes is None
@@ -273,30 +275,6 @@ class DeviceStep:
         )
         return batch
 
-    def _edit(
-        self, logits: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape
-    ) -> torch.Tensor:
-        """float32[N, V]: the logits with the rows' penalties, biases and minimum lengths."""
-        edits = self.state.edits
-        return edit_logits(
-            logits,
-            staging.cu_q,
-            staging.node_cu,
-            staging.slots,
-            batch.input_ids,
-            batch.positions,
-            batch.tree_bits,
-            self.state.out_counts,
-            edits.penalized,
-            edits.penalties,
-            edits.history,
-            edits.min_new_tokens,
-            edits.list_bounds,
-            edits.list_ids,
-            edits.list_values,
-            width=shape.width,
-        )
-
     def _accept(
         self,
         staging: StagingViews,
@@ -343,7 +321,7 @@ class DeviceStep:
             # All that the walk writes; what else changes with a step follows from it.
             self._ranks.agree((state.seq_lens, state.last_tokens, state.out_counts, out, index))
         if shape.edits and self.decides:
-            count_emitted(tokens, lens, staging.slots, state.edits.penalized, state.edits.history)
+            note_emitted(tokens, lens, staging.slots, state)
         if shape.moves:
             move_accepted(
                 self._kv.data, staging.slots, starts, state.page_table, self._kv.page_size, lens,

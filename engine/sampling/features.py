@@ -14,12 +14,13 @@ class Feature(IntFlag):
     LOGIT_BIAS = 4
     MIN_TOKENS = 8
     LOGPROBS = 16
+    BANS = 32
 
 
 # Plain ints: an IntFlag operand costs numpy microseconds.
-EDITS = int(Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.MIN_TOKENS)
+EDITS = int(Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.BANS)
 PROCESSED = EDITS | int(Feature.SAMPLED)
-AFTERWARDS = int(Feature.PENALTIES | Feature.LOGPROBS)
+AFTERWARDS = int(Feature.PENALTIES | Feature.LOGPROBS | Feature.BANS)
 
 
 def features_of(params: SamplingParams, eos_ids: tuple[int, ...]) -> Feature:
@@ -33,6 +34,8 @@ def features_of(params: SamplingParams, eos_ids: tuple[int, ...]) -> Feature:
         found |= Feature.LOGIT_BIAS
     if params.min_new_tokens > 0 and eos_ids:
         found |= Feature.MIN_TOKENS
+    if params.bans:
+        found |= Feature.BANS
     if params.logprobs is not None:
         found |= Feature.LOGPROBS
     return found

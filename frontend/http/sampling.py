@@ -25,6 +25,9 @@ _DIRECT = (
     "no_stop_trim",
     "n",
     "logit_bias",
+    "bad_words",
+    "bad_words_ids",
+    "allowed_token_ids",
     "seed",
 )
 
@@ -57,6 +60,9 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | None = None
+    bad_words_ids: list[list[int]] | None = None
+    allowed_token_ids: list[int] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     rid: str | list[str] | None = None
@@ -84,6 +90,9 @@ class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     no_stop_trim: bool | None = None
     n: int | None = None
     logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | None = None
+    bad_words_ids: list[list[int]] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
     sampling_seed: int | None = None
 

@@ -57,7 +57,7 @@ def test_every_sampling_parameter_is_in_the_table() -> None:
         "greedy", "temperature", "top_k", "top_p", "min_p", "seed", "n", "stop strings",
         "stop_token_ids", "min tokens", "max tokens", "ignore_eos", "logprobs", "top_logprobs",
         "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "streaming",
-        "priority", "cache_salt",
+        "priority", "cache_salt", "bad_words", "allowed_token_ids",
     ],
 )  # fmt: skip
 def test_promised_features_are_exact_with_every_drafter(feature: str) -> None:
@@ -102,7 +102,6 @@ REFUSALS: list[tuple[str, object]] = [
     ("custom_logit_processor", "code"),
     ("stop_regex", "a"),
     ("session_params", {"id": "1"}),
-    ("bad_words", ["x"]),
     ("watermark", True),
     ("bootstrap_host", "host"),
     ("bootstrap_room", 0),
