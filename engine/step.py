@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
@@ -20,6 +21,7 @@ from .models import Model
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
+from .sampling.prompt_scores import Piece, score_prompts
 from .speculative.device_drafter import DeviceDrafter, LoadedModel
 from .speculative.drafter_maker import make_drafter
 from .speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival
@@ -108,7 +110,11 @@ class StepRunner:
         drafter = None if self._drafts is None else self._drafts.drafter
         drafted = self._draft(plan, drafts)
         hidden, features = run_target(self._model, drafted.batch, self._kv, drafter)
+        pieces = self.state.scores.take(plan)
         result = self._decide(plan, drafts, drafted, hidden)
+        if pieces:
+            scores = self._score(pieces, hidden)
+            result = msgspec.structs.replace(result, prompt_logprobs=scores)
         if self._drafts is not None:
             self._drafts.align(plan, drafted.slots, drafted.batch, features, self._buffers)
         return result
@@ -248,6 +254,10 @@ class StepRunner:
             confidence=confidence,
             trimmed=trimmed,
         )
+
+    def _score(self, pieces: list[Piece], hidden: torch.Tensor) -> tuple[RowLogprobs, ...]:
+        """Log-probabilities of prompt tokens, from the hidden states [T, H]."""
+        return score_prompts(pieces, self._buffers.cu_q, hidden, self._model.logits)
 
     def _count_emitted(self, slots: I32) -> None:
         """Add what rows with penalties emitted to their token counts, with bans to their tails."""

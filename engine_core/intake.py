@@ -60,7 +60,9 @@ def _refuse_dead_end(message: GenerateRequest, config: CoreConfig) -> Refused | 
 def _refuse_prompt(message: GenerateRequest, config: CoreConfig) -> Refused | None:
     if len(message.prompt) % 4 or not message.prompt:
         return Refused("prompt", f"must be one or more int32 tokens, got {len(message.prompt)} B")
-    tokens = i32(message.prompt)
+    tokens, start = i32(message.prompt), message.params.logprob_start_len
+    if start > len(tokens):
+        return Refused("logprob_start_len", f"is {start} of a prompt of {len(tokens)} tokens")
     wrong = np.flatnonzero((tokens < 0) | (tokens >= config.worker.vocab_size))
     if len(wrong):
         return Refused(

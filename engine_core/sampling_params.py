@@ -22,7 +22,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     ``top_k`` -1 means the whole vocabulary. ``seed`` None draws one when the request is
     accepted. ``logprobs`` None returns none, k >= 0 the sampled token's and the k best ones, of
-    the raw model distribution (before temperature, penalties and filters). ``logit_bias`` maps a
+    the raw model distribution (before temperature, penalties and filters). ``prompt_logprobs``:
+    the same of prompt tokens from position ``logprob_start_len`` on. ``logit_bias`` maps a
     token id to an additive bias. Stop strings are matched on generated text only. With a
     ``grammar`` the output is one of its texts, cut where ``max_new_tokens`` or a stop ends it.
     No sequence of ``bad_words_ids`` occurs in the output; frontends turn ``bad_words`` into such
@@ -50,6 +51,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_token_ids: tuple[int, ...] | None = None
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_start_len: int = 0
     grammar: GrammarSpec | None = None
 
     @property
@@ -134,6 +137,16 @@ def _refuse_numbers(p: SamplingParams) -> Refused | None:
             "logprobs",
             p.logprobs is None or 0 <= p.logprobs <= MAX_TOP_LOGPROBS,
             f"must be between 0 and {MAX_TOP_LOGPROBS}",
+        ),
+        (
+            "prompt_logprobs",
+            p.prompt_logprobs is None or 0 <= p.prompt_logprobs <= MAX_TOP_LOGPROBS,
+            f"must be between 0 and {MAX_TOP_LOGPROBS}",
+        ),
+        (
+            "logprob_start_len",
+            0 <= p.logprob_start_len <= MAX_COUNT,
+            f"must be between 0 and {MAX_COUNT}",
         ),
         (
             "seed",

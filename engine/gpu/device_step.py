@@ -48,13 +48,14 @@ class Choice(NamedTuple):
     """A forward pass's answer: the batch, its logits [N, V] (not edited), the targets int64[N].
 
     The latter two are empty on ranks that decide nothing. ``path`` int32[R, width]: the rows'
-    nodes at which the emitted tokens were decided, -1 beyond.
+    nodes at which the emitted tokens were decided, -1 beyond. ``hidden``: all tokens' [T, H].
     """
 
     batch: ForwardBatch
     logits: torch.Tensor
     targets: torch.Tensor
     path: torch.Tensor
+    hidden: torch.Tensor
 
 
 class StepOutput(NamedTuple):
@@ -168,7 +169,11 @@ class DeviceStep:
         else:
             logits, targets = hidden.new_empty(0, 0), batch.positions.new_empty(0)
         path = self._accept(staging, shape, batch, targets, starts, out, features, most, survived)
-        return Choice(batch, logits, targets, path)
+        return Choice(batch, logits, targets, path, hidden)
+
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32[n, V] of hidden states [n, H]; only on the rank that decides."""
+        return self._model.raw_logits(hidden).float()
 
     def _target(
         self,

@@ -9,6 +9,7 @@ import torch
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
+from ..sampling.prompt_scores import Piece, score_prompts
 from .device_step import Choice, DeviceStep
 from .graphs import StepGraphs
 from .launched import Launched, Output, read_answer
@@ -23,6 +24,7 @@ _BAD_LOGITS = "the model gave NaN or infinite logits; check the weights and the 
 
 _LEAST_S = 1e-7  # times are positive
 
+_NO_LOGPROBS: tuple[RowLogprobs, ...] = ()
 _SAMPLED, _LOGPROBS = int(Feature.SAMPLED), int(Feature.LOGPROBS)
 
 
@@ -87,11 +89,16 @@ class GpuStepRunner:
         self._step.enter(plan)
         features = self._features(packed)
         began = new_mark(self._device)
-        output = self._replay(plan, packed, features, began)
+        pieces = self._step.state.scores.take(plan)
+        output = None if pieces else self._replay(plan, packed, features, began)
         self._count(packed, output is not None)
-        logprobs: tuple[RowLogprobs, ...] = ()
+        logprobs = scores = _NO_LOGPROBS
         if output is None:
-            output, logprobs = self._run(plan, packed, features, began)
+            output, choice = self._run(plan, packed, features, began)
+            if features & _LOGPROBS and self._step.decides:
+                logprobs = self._logprobs(packed, choice, output.out, output.width)
+            if pieces and self._step.decides:
+                scores = self._scores(pieces, choice)
         verified = self._verified(plan, packed)
         host = self._outputs.take(len(output.out))
         host.copy_(output.out, non_blocking=True)
@@ -99,7 +106,7 @@ class GpuStepRunner:
         done.record()
         return Launched(
             plan, drafts, packed, host.numpy(), output.rows, output.width, output.places, began,
-            done, logprobs, wait_ns, packed.tokens if verified is None else verified,
+            done, logprobs, scores, wait_ns, packed.tokens if verified is None else verified,
         )  # fmt: skip
 
     def _verified(self, plan: StepPlan, packed: Packed) -> int | None:
@@ -138,6 +145,7 @@ class GpuStepRunner:
             proposed=answer.proposed,
             depths=answer.depths,
             logprobs=launched.logprobs,
+            prompt_logprobs=launched.prompt_logprobs,
             errors=errors,
             busy_ns=int(launched.began.elapsed_time(launched.done) * 1e6),
             batch_tokens=launched.verified,
@@ -284,7 +292,7 @@ class GpuStepRunner:
 
     def _run(
         self, plan: StepPlan, packed: Packed, features: int, began: Mark
-    ) -> tuple[Output, tuple[RowLogprobs, ...]]:
+    ) -> tuple[Output, Choice]:
         """Run the step kernel by kernel, in its exact size."""
         staging = exact_staging(packed, plan)
         host = self._inputs.take(sum(field_lengths(staging)))
@@ -297,10 +305,12 @@ class GpuStepRunner:
         width = shape.width
         out = self._step.new_output(packed.rows, width)
         choice = self._step.run(split_device(block, staging), shape, out)
-        logprobs: tuple[RowLogprobs, ...] = ()
-        if features & _LOGPROBS and self._step.decides:
-            logprobs = self._logprobs(packed, choice, out, width)
-        return Output(out, packed.rows, width, slice(0, packed.rows)), logprobs
+        return Output(out, packed.rows, width, slice(0, packed.rows)), choice
+
+    def _scores(self, pieces: list[Piece], choice: Choice) -> tuple[RowLogprobs, ...]:
+        """Log-probabilities of prompt tokens; rows may have been cut on the device."""
+        cu_q = choice.batch.cu_q.cpu().numpy()
+        return score_prompts(pieces, cu_q, choice.hidden, self._step.logits_of)
 
     def _logprobs(
         self, packed: Packed, choice: Choice, out: torch.Tensor, width: int
