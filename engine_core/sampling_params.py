@@ -24,10 +24,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     accepted. ``logprobs`` None returns none, k >= 0 the sampled token's and the k best ones, of
     the raw model distribution (before temperature, penalties and filters). ``prompt_logprobs``:
     the same of prompt tokens from position ``logprob_start_len`` on. ``logit_bias`` maps a
-    token id to an additive bias. Stop strings are matched on generated text only. With a
-    ``grammar`` the output is one of its texts, cut where ``max_new_tokens`` or a stop ends it.
-    No sequence of ``bad_words_ids`` occurs in the output; frontends turn ``bad_words`` into such
-    sequences. ``allowed_token_ids``: the only tokens of the output, EOS included; None for all.
+    token id to an additive bias. Stop strings are matched on generated text only; the text ends
+    before them, with ``include_stop_str_in_output`` behind them, with ``no_stop_trim`` behind the
+    token that completed one. With a ``grammar`` the output is one of its texts, cut where
+    ``max_new_tokens`` or a stop ends it. No sequence of ``bad_words_ids`` occurs in the output;
+    frontends turn ``bad_words`` into such sequences. ``allowed_token_ids``: the only tokens of the
+    output, EOS included; None for all.
     """
 
     max_new_tokens: int = 128
@@ -44,6 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
+    include_stop_str_in_output: bool = False
     n: int = 1
     logit_bias: dict[int, float] = {}
     bad_words: tuple[str, ...] = ()
@@ -145,8 +148,8 @@ def _refuse_numbers(p: SamplingParams) -> Refused | None:
         ),
         (
             "logprob_start_len",
-            0 <= p.logprob_start_len <= MAX_COUNT,
-            f"must be between 0 and {MAX_COUNT}",
+            0 <= p.logprob_start_len <= MAX_COUNT * (p.prompt_logprobs is not None),
+            f"must be between 0 and {MAX_COUNT}, and 0 without prompt_logprobs",
         ),
         (
             "seed",

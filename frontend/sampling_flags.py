@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..engine_core.capabilities import is_supported, refuse_unsupported
+from ..engine_core.capabilities import is_default, is_supported, refuse_unsupported
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
 from .errors import refused_by
@@ -114,7 +114,7 @@ def params_from(values: Mapping[str, object], base: SamplingParams | None = None
         name = OTHER_NAMES.get(key, key)
         if name not in FIELDS:
             refused = refuse_unsupported({key: value})
-            if refused is None and is_supported(key):
+            if refused is None and is_supported(key) and not is_default(key, value):
                 refused = Refused(key, f"is not a sampling parameter: {', '.join(FIELDS)}")
             if refused is not None:
                 raise RefusedError(refused)

@@ -37,6 +37,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
     ``text`` is whole characters only; ``tokens`` are all new ids, stop token included.
     ``meta_info`` is complete with ``finish``, which comes exactly once a sequence.
+    ``prompt_logprobs``, where they were asked for, are those of the prompt's tokens from position
+    max(1, ``logprob_start_len``) on and come with the first delta of a sequence.
     """
 
     index: int
@@ -46,6 +48,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprobs, ...]
     finish: FinishReason | None
     meta_info: MetaInfo
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class _Sequence:
@@ -72,6 +75,7 @@ class _Sequence:
             stops=params.stop,
             skip_special=params.skip_special_tokens,
             no_stop_trim=params.no_stop_trim,
+            include_stop=params.include_stop_str_in_output,
         )
 
 
@@ -299,6 +303,7 @@ class AsyncService:
             logprobs=output.logprobs,
             finish=finish,
             meta_info=self._meta_info(sequence, finish, output.stats, now),
+            prompt_logprobs=output.prompt_logprobs,
         )
 
     def _meta_info(

@@ -23,6 +23,7 @@ _DIRECT = (
     "ignore_eos",
     "skip_special_tokens",
     "no_stop_trim",
+    "include_stop_str_in_output",
     "n",
     "logit_bias",
     "bad_words",
@@ -59,6 +60,7 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
     logit_bias: dict[int, float] | None = None
     bad_words: list[str] | None = None
     bad_words_ids: list[list[int]] | None = None
@@ -88,6 +90,7 @@ class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
     n: int | None = None
     logit_bias: dict[int, float] | None = None
     bad_words: list[str] | None = None
@@ -114,8 +117,8 @@ def openai_params(
     return msgspec.convert(fields, SamplingParams)
 
 
-def native_params(body: NativeSampling, logprobs: int | None) -> SamplingParams:
-    """Parameters of a /generate request."""
+def native_params(body: NativeSampling, logprobs: int | None, start: int) -> SamplingParams:
+    """Parameters of a /generate request; ``start``: where the prompt's logprobs do, -1 for none."""
     fields = _direct(body)
     if body.sampling_seed is not None:
         if body.seed is not None and body.seed != body.sampling_seed:
@@ -127,6 +130,8 @@ def native_params(body: NativeSampling, logprobs: int | None) -> SamplingParams:
         if (value := getattr(body, name)) is not None:
             fields[name] = value
     fields["logprobs"] = logprobs
+    if start != -1:
+        fields |= {"prompt_logprobs": logprobs, "logprob_start_len": start}
     return msgspec.convert(fields, SamplingParams)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -13,7 +13,6 @@ from ..frontend.server_process import real_server
 DRAFTERS = ("none", "NGRAM", "STANDALONE")
 # Repeats itself, so that drafts are accepted.
 PROMPT = "def total(values):\n    result = 0\n    for value in values:\n        result +="
-Answer = dict[str, object]
 
 
 class Served(NamedTuple):
@@ -24,12 +23,11 @@ class Served(NamedTuple):
     sdk: Client
     same: Callable[[str, object], None]
 
-    def post(self, path: str, **body: object) -> dict[str, object]:
+    def post(self, path: str, **body: object) -> Any:
         """The answer to a JSON body, which must be 200."""
         answer = self.http.post(path, json=body)
         assert answer.status_code == 200, answer.text
-        found: dict[str, object] = answer.json()
-        return found
+        return answer.json()
 
     def refused(self, path: str, **body: object) -> str:
         """The message of a 400."""
@@ -37,7 +35,7 @@ class Served(NamedTuple):
         assert answer.status_code == 400, answer.text
         return str(answer.json()["error"]["message"])
 
-    def generate(self, prompt: str | list[int] = PROMPT, **sampling: object) -> dict[str, object]:
+    def generate(self, prompt: str | list[int] = PROMPT, **sampling: object) -> Any:
         """/generate, greedy unless said otherwise."""
         name = "text" if isinstance(prompt, str) else "input_ids"
         params = {"temperature": 0, "max_new_tokens": 40, **sampling}
