@@ -267,7 +267,8 @@ def test_requests_that_are_retracted_end_as_the_reference_says(
     rng = random.Random(3)
     edits: list[dict[str, object]] = [
         {"ignore_eos": True},
-        {"ignore_eos": True, "repetition_penalty": 1.3},
+        {"ignore_eos": True, "bad_words_ids": ((1, 1), (2, 1, 2), (1, 2, 2)), "seed": 4},
+        {"ignore_eos": True, "repetition_penalty": 1.3, "allowed_token_ids": (1, 2, 5, 9)},
         {
             "max_new_tokens": 14,
             "temperature": 0.8,
