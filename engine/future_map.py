@@ -6,6 +6,7 @@ import torch
 
 from ..engine_core.ids import I32, i32
 from ..engine_core.plan import SlotInit, StepPlan
+from .sampling.prompt_scores import WantedScores
 from .sampling.slot_edits import SlotEdits
 from .sampling.slot_table import SlotTable
 from .window_pages import WindowPages
@@ -28,8 +29,9 @@ class FutureMap:
     token included. All int32[S]. ``page_table``: int32[S, P], 0 where no page is mapped;
     ``slot_pages``: its rows, int32[1, P] each.
     ``window``: of a draft with a window's pool, its pages.
-    ``sampling`` and ``edits``: the slots' sampling parameters and penalty counts. ``host``: the
-    same memory for compiled code (on a CPU, the only device so far).
+    ``sampling`` and ``edits``: the slots' sampling parameters and penalty counts; ``scores``: the
+    prompts to be scored. ``host``: the same memory for compiled code (on a CPU, the only device so
+    far).
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class FutureMap:
         self.slot_pages = self.page_table[:, None].unbind()
         self.edits = SlotEdits(max_slots, vocab_size, device)
         self.sampling = SlotTable(max_slots, device, self.edits)
+        self.scores = WantedScores()
         self.window: WindowPages | None = None
         self.host = HostViews(
             self.seq_lens.numpy(),
@@ -71,6 +74,7 @@ class FutureMap:
         if self.window is not None:
             self.window.reset()
         self.sampling.reset()
+        self.scores.reset()
 
     def _enter(self, init: SlotInit) -> None:
         slot = init.slot
@@ -81,3 +85,4 @@ class FutureMap:
         self.out_counts[slot] = len(init.output) // 4
         self.page_table[slot] = 0
         self.sampling.enter(init)
+        self.scores.enter(init)

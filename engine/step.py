@@ -23,6 +23,7 @@ from .row_errors import BAD_LOGITS
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
+from .sampling.prompt_scores import Piece, score_prompts
 from .sampling.slot_grammars import NodeMasks, RowTokens, SlotGrammars
 from .speculative.device_drafter import DeviceDrafter, LoadedModel
 from .speculative.drafter_maker import make_drafter
@@ -125,7 +126,11 @@ class StepRunner:
         drafter = None if self._drafts is None else self._drafts.drafter
         drafted = self._draft(plan, drafts)
         hidden, features = run_target(self._model, drafted.batch, self._kv, drafter)
+        pieces = self.state.scores.take(plan)
         result = self._decide(plan, drafts, drafted, hidden)
+        if pieces:
+            scores = self._score(pieces, hidden)
+            result = msgspec.structs.replace(result, prompt_logprobs=scores)
         if self._drafts is not None:
             self._drafts.align(plan, drafted.slots, drafted.batch, features, self._buffers)
         if illegal or forced:
@@ -281,11 +286,16 @@ class StepRunner:
         found = None if self._grammars is None else self._grammars.error(slot)
         return BAD_LOGITS if found is None else found
 
+    def _score(self, pieces: list[Piece], hidden: torch.Tensor) -> tuple[RowLogprobs, ...]:
+        """Log-probabilities of prompt tokens, from the hidden states [T, H]."""
+        return score_prompts(pieces, self._buffers.cu_q, hidden, self._model.logits)
+
     def _count_emitted(self, slots: I32) -> None:
-        """Add what rows with penalties emitted to their token counts."""
+        """Add what rows with penalties emitted to their token counts, with bans to their tails."""
         penalized = (self.state.sampling.features[slots] & int(Feature.PENALTIES)) != 0
-        buffers = self._buffers
-        row_of = np.repeat(np.arange(len(slots)), buffers.accept_lens[: len(slots)])
+        buffers, rows = self._buffers, len(slots)
+        self.state.edits.emitted(slots, buffers.accept_cu[: rows + 1], buffers.emitted)
+        row_of = np.repeat(np.arange(len(slots)), buffers.accept_lens[:rows])
         chosen = np.flatnonzero(penalized[row_of])
         device = self.state.seq_lens.device
         self.state.edits.counts.add(

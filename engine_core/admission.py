@@ -87,7 +87,7 @@ class Admission:
         cache, tokens = self._cache, request.tokens()
         enter = cache.enter_recomputing if self._recomputes_last else cache.enter
         # Locked before counting: its pages are not evictable any more.
-        prefix = enter(tokens, request.salt)
+        prefix = enter(tokens, request.salt, request.cacheable)
         demand = self.demand(request, self._batch.running, len(prefix.pages))
         if demand > cache.available:
             prefix = cache.without_copy(prefix)
@@ -113,4 +113,4 @@ class Admission:
 
     def _cached_length(self, waiting: Waiting) -> int:
         request = waiting.request
-        return self._cache.match(request.tokens(), request.salt, request.length - 1).length
+        return self._cache.match(request.tokens(), request.salt, request.cacheable).length

@@ -24,11 +24,18 @@ def is_supported(field: str) -> bool:
 
 def is_neutral(field: str, value: object) -> bool:
     """Whether this value of an unsupported field asks for nothing (null, empty, its default)."""
-    if value is None or value == "" or value == [] or value == {}:
-        return True
+    empty = value is None or value == "" or value == [] or value == {}
+    return empty or _is_one_of(value, NEUTRAL.get(field, (False,)))
+
+
+def is_default(field: str, value: object) -> bool:
+    """Whether this is what a field that only some places take means where it is left out."""
+    return field in NEUTRAL and _is_one_of(value, NEUTRAL[field])
+
+
+def _is_one_of(value: object, some: Sequence[object]) -> bool:
     return any(
-        (type(value) is type(neutral) and value == neutral) or _equal_numbers(value, neutral)
-        for neutral in NEUTRAL.get(field, (False,))
+        (type(value) is type(one) and value == one) or _equal_numbers(value, one) for one in some
     )
 
 
@@ -77,11 +84,12 @@ def refuse_unsupported(fields: Mapping[str, object]) -> Refused | None:
 
 
 def without_neutral(fields: Mapping[str, object]) -> dict[str, object]:
-    """The fields less those that ask for nothing: client labels, unsupported ones left neutral."""
+    """The fields less those that ask for nothing: labels, unsupported or rare ones left neutral."""
     return {
         field: value
         for field, value in fields.items()
         if field not in LABELS
+        and not is_default(field, value)
         and (is_supported(field) or field not in _BY_FIELD or not is_neutral(field, value))
     }
 

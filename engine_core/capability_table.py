@@ -32,7 +32,11 @@ SUPPORTED = (
     exact("n", ("n",), "sample i of a seeded request draws with a seed of its own"),
     exact("stop strings", ("stop",), "matched on generated text, token by token"),
     exact("stop_token_ids", ("stop_token_ids",)),
-    exact("trimming", ("no_stop_trim", "skip_special_tokens")),
+    exact(
+        "trimming",
+        ("no_stop_trim", "include_stop_str_in_output", "skip_special_tokens"),
+        "no_stop_trim keeps the whole token that completed a stop string, the other stops there",
+    ),
     exact(
         "max tokens", ("max_new_tokens", "max_tokens", "max_completion_tokens"),
     ),
@@ -48,10 +52,29 @@ SUPPORTED = (
         "of the raw distribution, before temperature, penalties and filters",
     ),
     exact("top_logprobs", ("top_logprobs", "top_logprobs_num")),
+    exact(
+        "prompt_logprobs",
+        ("prompt_logprobs", "logprob_start_len"),
+        "of the raw distribution; the cache is used only before their first position; each of n "
+        "samples computes its own; /generate: return_logprob with logprob_start_len from 0 on",
+    ),
+    exact("echo", ("echo",), "completions; with logprobs, those of the prompt come first"),
+    exact(
+        "best_of",
+        ("best_of",),
+        "completions: the n samples of the highest mean log-probability; not streamed",
+    ),
+    exact("token ids in answers", ("return_token_ids",), "completions; /generate has output_ids"),
     exact("presence_penalty", ("presence_penalty",), "history counts drafts before a position"),
     exact("frequency_penalty", ("frequency_penalty",), "as presence_penalty"),
     exact("repetition_penalty", ("repetition_penalty",), "as presence_penalty, prompt included"),
     exact("logit_bias", ("logit_bias",)),
+    exact(
+        "bad_words",
+        ("bad_words", "bad_words_ids"),
+        "matched on generated tokens; a word as it is tokenized alone and after a space",
+    ),
+    exact("allowed_token_ids", ("allowed_token_ids",), "name EOS too if it may end the output"),
     exact(
         "json_schema",
         ("json_schema", "guided_json"),
@@ -108,19 +131,12 @@ REFUSED = (
     refused("tool_choice", ("tool_choice", "function_call"), _NO_TOOLS),
     refused("parallel_tool_calls", ("parallel_tool_calls",), _NO_TOOLS),
     refused("web search", ("web_search_options",), "there is no web search"),
-    refused("best_of", ("best_of",), "use n and choose among the answers yourself"),
     refused(
         "beam search",
         ("use_beam_search", "beam_width", "length_penalty", "early_stopping", "num_beams"),
         "beam search is not supported; use n or temperature 0",
     ),
-    refused("echo", ("echo",), "the prompt is not echoed; put it before the text yourself"),
     refused("suffix", ("suffix",), "fill-in-the-middle is not supported; use a prompt format"),
-    refused(
-        "prompt_logprobs",
-        ("prompt_logprobs", "logprob_start_len"),
-        "log-probabilities of the prompt are not built yet; those of the output are (logprobs)",
-    ),
     refused(
         "logprobs of chosen tokens",
         ("token_ids_logprob", "logprob_token_ids"),
@@ -153,8 +169,6 @@ REFUSED = (
         "sessions", ("session_id", "session_params"),
         "send the whole prompt each time: the prefix cache keeps what was computed",
     ),
-    refused("bad_words", ("bad_words", "bad_words_ids"), "forbid single tokens with logit_bias"),
-    refused("allowed_token_ids", ("allowed_token_ids",), "use logit_bias"),
     refused("watermark", ("watermark",), "output is not watermarked"),
     refused(
         "prefill/decode disaggregation",
@@ -178,9 +192,6 @@ REFUSED = (
     ),
     refused("add_special_tokens", ("add_special_tokens",), "send token ids instead"),
     refused(
-        "include_stop_str_in_output", ("include_stop_str_in_output",), "use no_stop_trim instead"
-    ),
-    refused(
         "detokenizer options",
         ("spaces_between_special_tokens", "detokenize"),
         "text is always made in the usual way; leave it out",
@@ -191,7 +202,7 @@ REFUSED = (
     ),
     refused(
         "extra answer fields",
-        ("return_token_ids", "return_prompt_token_ids", "return_spec_tokens_details",
+        ("return_prompt_token_ids", "return_spec_tokens_details",
          "return_tokens_as_token_ids", "return_sampling_mask"),
         "use /generate: it returns output_ids, and speculation's counters in meta_info",
     ),
@@ -215,9 +226,13 @@ REFUSED = (
 
 TABLE: tuple[Capability, ...] = SUPPORTED + REFUSED
 
-# Values that ask for nothing, beside null and emptiness. Fields not named here: false.
+# Values that ask for nothing: of unsupported fields beside null and emptiness (those not named
+# here: false), and of supported ones that not every endpoint takes.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
+    "echo": (False,),
+    "return_token_ids": (False,),
+    "include_stop_str_in_output": (False,),
     "beam_width": (1,),
     "num_beams": (1,),
     "length_penalty": (1.0,),

@@ -25,6 +25,7 @@ from typing import final
 from .ids import RowKind
 from .messages import FinishReason, RequestStats
 from .plan import TokenLogprobs
+from .prompt_scores import PromptScores
 from .sampling_params import SamplingParams
 from .tail_decoder import StopTail, TailDecoder
 
@@ -39,7 +40,8 @@ class Progress:
     ``tokens``: int32 array of output ids. ``sent``: how many of them outputs have carried.
     ``stop_ids``: the tokens that end the request, which ``min_new_tokens`` masks in the sampler.
     ``cap``: most output tokens. ``fast``: without stop strings and logprobs, so that a run that
-    neither holds a stop id nor reaches the cap is appended at once. The counters are those of
+    neither holds a stop id nor reaches the cap is appended at once. ``prompt_scores``: where the
+    prompt's log-probabilities are asked for. The counters are those of
     :class:`RequestStats`; the scheduler sets ``spec_off_reason``, ``cached_tokens`` and
     ``retractions``.
     Raises ValueError if stop strings are asked for without a ``tail``.
@@ -57,6 +59,7 @@ class Progress:
         "min_new_tokens",
         "plain_ct",
         "prompt_len",
+        "prompt_scores",
         "proposed_drafts",
         "retractions",
         "sent",
@@ -87,7 +90,10 @@ class Progress:
             if tail is None:
                 raise ValueError("stop strings need the model's tokenizer in the core")
             self._stops = StopTail(tail, params.stop, params.skip_special_tokens)
-        self.fast = self._stops is None and not self.wants_logprobs
+        self.prompt_scores: PromptScores | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_scores = PromptScores(params.logprob_start_len, prompt_len)
+        self.fast = self._stops is None and not self.wants_logprobs and self.prompt_scores is None
         self.tokens = array("i")
         self.sent = 0
         self.logprobs: list[TokenLogprobs] = []

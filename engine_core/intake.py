@@ -6,6 +6,7 @@ from .config import CoreConfig
 from .ids import i32
 from .messages import GenerateRequest
 from .refusal import Refused
+from .token_bans import refuse_dead_end
 
 _MASK = 2**64 - 1
 
@@ -20,6 +21,11 @@ def refuse_request(message: GenerateRequest, config: CoreConfig, has_tail: bool)
         return refused
     if params.n != 1:
         return Refused("n", f"is {params.n} here; send one request for each sequence")
+    if params.bad_words:
+        return Refused("bad_words", "are words here; send their tokens as bad_words_ids")
+    refused = _refuse_dead_end(message, config)
+    if refused is not None:
+        return refused
     if params.stop and not has_tail:
         return Refused("stop", "stop strings need the model's tokenizer; use stop_token_ids", 501)
     if message.priority != 0 and not config.engine.enable_priority_scheduling:
@@ -42,10 +48,21 @@ def derive_seed(random_seed: int, count: int) -> int:
     return z - 2**64 if z >= 2**63 else z
 
 
+def _refuse_dead_end(message: GenerateRequest, config: CoreConfig) -> Refused | None:
+    params = message.params
+    ends: set[int] = set()
+    if params.min_new_tokens:
+        ends.update(params.stop_token_ids, () if params.ignore_eos else config.worker.eos_ids)
+    vocab_size = config.worker.vocab_size
+    return refuse_dead_end(params.bad_words_ids, params.allowed_token_ids, ends, vocab_size)
+
+
 def _refuse_prompt(message: GenerateRequest, config: CoreConfig) -> Refused | None:
     if len(message.prompt) % 4 or not message.prompt:
         return Refused("prompt", f"must be one or more int32 tokens, got {len(message.prompt)} B")
-    tokens = i32(message.prompt)
+    tokens, start = i32(message.prompt), message.params.logprob_start_len
+    if start > len(tokens):
+        return Refused("logprob_start_len", f"is {start} of a prompt of {len(tokens)} tokens")
     wrong = np.flatnonzero((tokens < 0) | (tokens >= config.worker.vocab_size))
     if len(wrong):
         return Refused(

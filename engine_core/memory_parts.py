@@ -40,6 +40,7 @@ _TOKEN_BYTES = 64  # of a query token: ids, positions, slots, tree bits, and its
 _SEGMENT = 20 << 20  # torch's allocator asks for so much for tensors of 1 to 10 MiB
 _EDIT_COPIES = 3  # in float32: edited logits of a step and of the graphs, raw ones for logprobs
 _LIST_BYTES = 512 * (4 + 4)  # of a slot: ids and values that are biased or masked
+_BAN_BYTES = 4 * (512 + 65 + 33)  # of a slot: banned sequences, their bounds, newest tokens
 
 
 class StepSize(NamedTuple):
@@ -189,12 +190,13 @@ def loading_bytes(model: ModelConfig, dummy: bool, item: int, tp_size: int = 1) 
 def edit_bytes(config: EngineConfig, model: ModelConfig, width: int) -> int:
     """Logits in float32, token counts and lists, if every running request asks for all of it.
 
-    Penalties, biases and minimum lengths have graphs of their own, captured when they are needed;
-    log-probabilities are computed step by step.
+    Penalties, biases, minimum lengths and bans have graphs of their own, captured when they are
+    needed; log-probabilities are computed step by step.
     """
     nodes = config.max_running_requests * width + CHUNK_ROWS
     logits = _EDIT_COPIES * 4 * nodes * model.vocab_size
-    lists = slots(config) * (4 * model.vocab_size + _LIST_BYTES)
+    vocab = 4 * model.vocab_size + model.vocab_size // 8  # token counts, allowed tokens
+    lists = slots(config) * (vocab + _LIST_BYTES + _BAN_BYTES)
     records = 0
     if not config.disable_cuda_graph:
         records = _record_bytes(config, model, width)

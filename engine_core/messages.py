@@ -52,7 +52,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request. ``tokens``: int32 bytes, those after the last output only.
 
-    ``stats`` comes with ``finish`` and only then.
+    ``stats`` comes with ``finish`` and only then. ``prompt_logprobs``: of the prompt's tokens from
+    position max(1, ``logprob_start_len``) on, with the first output if they were asked for.
     """
 
     rid: str
@@ -60,6 +61,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprobs, ...]
     finish: FinishReason | None = None
     stats: RequestStats | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 # --- frontend to core ---------------------------------------------------------------------------

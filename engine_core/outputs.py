@@ -1,6 +1,7 @@
 """What clients are told of a request."""
 
 from .messages import RequestOutput
+from .plan import TokenLogprobs
 from .request import Request
 
 
@@ -16,11 +17,17 @@ def progress_output(request: Request, stream_interval: int) -> RequestOutput | N
     if not request.stream or waiting == 0 or (progress.sent > 0 and waiting < stream_interval):
         return None
     tokens, logprobs = progress.take_new()
-    return RequestOutput(request.rid, tokens, logprobs)
+    return RequestOutput(request.rid, tokens, logprobs, prompt_logprobs=_scores(request))
 
 
 def finish_output(request: Request) -> RequestOutput:
     """The last output of a finished request."""
     progress = request.progress
     tokens, logprobs = progress.take_new()
-    return RequestOutput(request.rid, tokens, logprobs, progress.finish, progress.stats())
+    finish, stats = progress.finish, progress.stats()
+    return RequestOutput(request.rid, tokens, logprobs, finish, stats, _scores(request))
+
+
+def _scores(request: Request) -> tuple[TokenLogprobs, ...]:
+    scores = request.progress.prompt_scores
+    return () if scores is None else scores.take()

@@ -17,7 +17,8 @@ class SlotInit(msgspec.Struct, frozen=True, array_like=True):
     cache, once each (source, destination) page of ``page_copies`` is copied, which comes before
     anything else that the step does with them. ``seed`` is the resolved 64-bit seed of the coupled
     rule. ``eos_ids`` are the tokens that ``min_new_tokens`` masks (EOS unless ignored, and the
-    request's stop tokens).
+    request's stop tokens). ``prompt_scores``: the first prompt position whose log-probability is
+    wanted; -1: none is.
     """
 
     slot: int
@@ -29,6 +30,7 @@ class SlotInit(msgspec.Struct, frozen=True, array_like=True):
     cached_len: int
     eos_ids: tuple[int, ...]
     page_copies: tuple[tuple[int, int], ...] = ()
+    prompt_scores: int = -1
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
@@ -91,19 +93,21 @@ class HostDrafts(msgspec.Struct, frozen=True, array_like=True, tag="host_drafts"
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities (natural log, raw model distribution) at one emitted token.
+    """Log-probabilities (natural log, raw model distribution) at one token.
 
-    ``top_ids`` int32[k] and ``top_values`` float32[k], best first.
+    ``top_ids`` int32[k] and ``top_values`` float32[k], best first. ``rank``: 1 and the number of
+    tokens that are likelier than ``token``.
     """
 
     token: int
     value: float
     top_ids: bytes
     top_values: bytes
+    rank: int = 0
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities of the tokens that row ``row`` emitted, in order."""
+    """Log-probabilities of row ``row``, in order: of what it emitted, or of prompt tokens."""
 
     row: int
     tokens: tuple[TokenLogprobs, ...]
@@ -130,6 +134,7 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     is accepted if all before it are; empty unless it plans verify lengths. ``trimmed`` int32[R]:
     drafts that held and lie beyond a row's cap (mode cap-accept); empty elsewhere. ``illegal``:
     drafts of the host that grammars forbid, left out; ``forced``: drafts that grammars made.
+    ``prompt_logprobs``: what chunks gave of the prompt positions that ``SlotInit`` asks for.
     """
 
     step: int
@@ -146,3 +151,4 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     trimmed: bytes = b""
     illegal: int = 0
     forced: int = 0
+    prompt_logprobs: tuple[RowLogprobs, ...] = ()

@@ -66,18 +66,19 @@ class PrefixCache:
             return RadixMatch(0, _NO_PAGES, 0)
         return self.tree.match(tokens, salt, limit)
 
-    def enter(self, tokens: I32, salt: str) -> CachedPrefix:
-        """Take the longest cached prefix that leaves the last token to compute; it is locked."""
-        match = self.match(tokens, salt, len(tokens) - 1)
+    def enter(self, tokens: I32, salt: str, most: int) -> CachedPrefix:
+        """Take the longest cached prefix of at most ``most`` tokens, not all; it is locked."""
+        match = self.match(tokens, salt, most)
         self.lock(match.node)
         return CachedPrefix(match.length, match.pages, match.node)
 
-    def enter_recomputing(self, tokens: I32, salt: str) -> CachedPrefix:
-        """Take the longest cached prefix less its last token, which is to be computed again.
+    def enter_recomputing(self, tokens: I32, salt: str, most: int) -> CachedPrefix:
+        """Take the longest cached prefix less its last token, which is to be computed again; what
+        is left has at most ``most`` tokens.
 
         Nobody writes into a shared page, so what is left of the last one is to be copied.
         """
-        match = self.match(tokens, salt, len(tokens))
+        match = self.match(tokens, salt, most + 1)
         if not match.length:
             return CachedPrefix(0, _NO_PAGES, 0)
         shared = self.match(tokens, salt, match.length - self.page_size)

@@ -75,6 +75,13 @@ class Request:
         """Prompt and output tokens so far."""
         return len(self.prompt) + len(self.progress.tokens)
 
+    @property
+    def cacheable(self) -> int:
+        """Most tokens whose KV may come from the cache: one at least is computed."""
+        scores = self.progress.prompt_scores
+        limit = None if scores is None else scores.cacheable
+        return self.length - 1 if limit is None else limit
+
     def tokens(self) -> I32:
         """Prompt and output so far, int32[length]."""
         if not self.progress.tokens:

@@ -6,6 +6,7 @@ import msgspec
 
 from .grammar_spec import GrammarSpec
 from .refusal import Refused
+from .token_bans import refuse_bans
 
 GREEDY_BELOW = 1e-6  # temperatures under this are greedy
 # Beyond these, values leave the int32 and float32 columns that samplers read.
@@ -21,9 +22,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     ``top_k`` -1 means the whole vocabulary. ``seed`` None draws one when the request is
     accepted. ``logprobs`` None returns none, k >= 0 the sampled token's and the k best ones, of
-    the raw model distribution (before temperature, penalties and filters). ``logit_bias`` maps a
-    token id to an additive bias. Stop strings are matched on generated text only. With a
-    ``grammar`` the output is one of its texts, cut where ``max_new_tokens`` or a stop ends it.
+    the raw model distribution (before temperature, penalties and filters). ``prompt_logprobs``:
+    the same of prompt tokens from position ``logprob_start_len`` on. ``logit_bias`` maps a
+    token id to an additive bias. Stop strings are matched on generated text only; the text ends
+    before them, with ``include_stop_str_in_output`` behind them, with ``no_stop_trim`` behind the
+    token that completed one. With a ``grammar`` the output is one of its texts, cut where
+    ``max_new_tokens`` or a stop ends it. No sequence of ``bad_words_ids`` occurs in the output;
+    frontends turn ``bad_words`` into such sequences. ``allowed_token_ids``: the only tokens of the
+    output, EOS included; None for all.
     """
 
     max_new_tokens: int = 128
@@ -40,10 +46,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     no_stop_trim: bool = False
+    include_stop_str_in_output: bool = False
     n: int = 1
     logit_bias: dict[int, float] = {}
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_start_len: int = 0
     grammar: GrammarSpec | None = None
 
     @property
@@ -60,9 +72,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             or self.repetition_penalty != 1.0
         )
 
+    @property
+    def bans(self) -> bool:
+        """Whether tokens are ruled out, in general or after others."""
+        return bool(self.bad_words_ids) or self.allowed_token_ids is not None
+
     def refuse(self, vocab_size: int) -> Refused | None:
         """Return why these parameters cannot be served, or None."""
-        return _refuse_numbers(self) or _refuse_stops(self, vocab_size) or _refuse_grammar(self)
+        bans = self.bad_words, self.bad_words_ids, self.allowed_token_ids
+        return (
+            _refuse_numbers(self)
+            or _refuse_stops(self, vocab_size)
+            or refuse_bans(*bans, vocab_size)
+            or _refuse_grammar(self)
+        )
 
 
 def _refuse_grammar(p: SamplingParams) -> Refused | None:
@@ -74,6 +97,10 @@ def _refuse_grammar(p: SamplingParams) -> Refused | None:
     if p.min_new_tokens:
         reason = f"{p.grammar.field} decides where the output may end; leave it out"
         return Refused("min_new_tokens", reason)
+    for field in ("bad_words", "bad_words_ids", "allowed_token_ids"):
+        if getattr(p, field):
+            reason = f"{p.grammar.field} may leave no other token; leave one of the two out"
+            return Refused(field, reason)
     return None
 
 
@@ -113,6 +140,16 @@ def _refuse_numbers(p: SamplingParams) -> Refused | None:
             "logprobs",
             p.logprobs is None or 0 <= p.logprobs <= MAX_TOP_LOGPROBS,
             f"must be between 0 and {MAX_TOP_LOGPROBS}",
+        ),
+        (
+            "prompt_logprobs",
+            p.prompt_logprobs is None or 0 <= p.prompt_logprobs <= MAX_TOP_LOGPROBS,
+            f"must be between 0 and {MAX_TOP_LOGPROBS}",
+        ),
+        (
+            "logprob_start_len",
+            0 <= p.logprob_start_len <= MAX_COUNT * (p.prompt_logprobs is not None),
+            f"must be between 0 and {MAX_COUNT}, and 0 without prompt_logprobs",
         ),
         (
             "seed",

@@ -322,6 +322,10 @@ class Scheduler:
         run = rows.tokens[start : start + int(rows.accept_lens[row])].tolist()
         kind, proposed = RowKind(flight.plan.kinds[row]), int(rows.proposed[row])
         try:
+            if progress.prompt_scores is not None and kind is not RowKind.VERIFY:
+                first = int(i32(flight.plan.starts)[row])
+                end = first + int(flight.q_caps[row])
+                progress.prompt_scores.add(first, end, rows.prompt_logprobs.get(row, ()))
             kept = commit_row(progress, run, kind, proposed, rows.logprobs.get(row, ()))
         except ValueError as failure:
             raise WorkerFailed(f"step {step}: row {row}: {failure}") from failure

@@ -239,6 +239,7 @@ class StepPlanner:
 def slot_init(running: Running, prefix: CachedPrefix, pages: I32) -> SlotInit:
     """What the worker needs of a request that enters a slot with its pages, int32[n]."""
     request = running.request
+    scores = request.progress.prompt_scores
     copies: tuple[tuple[int, int], ...] = ()
     if prefix.source:
         copies = ((prefix.source, int(pages[len(prefix.pages)])),)
@@ -252,4 +253,5 @@ def slot_init(running: Running, prefix: CachedPrefix, pages: I32) -> SlotInit:
         cached_len=prefix.length,
         eos_ids=request.stop_ids,
         page_copies=copies,
+        prompt_scores=scores.next if scores is not None and scores.missing else -1,
     )

@@ -52,6 +52,7 @@ class SlowRows(NamedTuple):
     depths: I32
     logprobs: dict[int, tuple[TokenLogprobs, ...]]
     errors: dict[int, str]
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
 
 
 def slow_rows(result: StepResult) -> SlowRows:
@@ -65,6 +66,7 @@ def slow_rows(result: StepResult) -> SlowRows:
         i32(result.depths),
         {entry.row: entry.tokens for entry in result.logprobs},
         {entry.row: entry.message for entry in result.errors},
+        {entry.row: entry.tokens for entry in result.prompt_logprobs},
     )
 
 

@@ -171,7 +171,12 @@ class BatchRun:
                     if delta.finish is not None and delta.finish.status != 200:
                         return {"id": item.id, "error": delta.finish.message or "failed"}, True
                     collectors[delta.index].add(
-                        delta.text, delta.tokens, delta.logprobs, delta.finish, delta.meta_info
+                        delta.text,
+                        delta.tokens,
+                        delta.logprobs,
+                        delta.finish,
+                        delta.meta_info,
+                        delta.prompt_logprobs,
                     )
         except RefusedError as error:
             return {"id": item.id, "error": str(error)}, True
@@ -230,4 +235,6 @@ def _fields(output: Completion) -> dict[str, object]:
     }
     if output.logprobs:
         fields["logprobs"] = plain_logprobs(output.logprobs)
+    if output.prompt_logprobs:
+        fields["prompt_logprobs"] = plain_logprobs(output.prompt_logprobs)
     return fields

@@ -112,7 +112,12 @@ class AsyncClient:
             async for chunk in self._chunks(request):
                 tokens = token_tuple(chunk.tokens)
                 outputs[chunk.index].add(
-                    chunk.text, tokens, chunk.logprobs, chunk.finish, chunk.meta_info
+                    chunk.text,
+                    tokens,
+                    chunk.logprobs,
+                    chunk.finish,
+                    chunk.meta_info,
+                    chunk.prompt_logprobs,
                 )
         meta = outputs[0].meta
         return GenerationResult(
@@ -143,6 +148,7 @@ class AsyncClient:
                 finish_reason=None if chunk.finish is None else chunk.finish.kind,
                 meta_info=None if chunk.meta_info is None else chunk.meta_info.to_dict(),
                 logprobs=chunk.logprobs,
+                prompt_logprobs=chunk.prompt_logprobs,
             )
 
     async def abort(self, rid: str | None = None) -> None:

@@ -114,7 +114,10 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
 
 
 class TextChunk(msgspec.Struct, frozen=True, array_like=True, tag="text_chunk"):
-    """New text and tokens (int32 bytes) of completion ``index`` of a request."""
+    """New text and tokens (int32 bytes) of completion ``index`` of a request.
+
+    ``prompt_logprobs``: as in Delta.
+    """
 
     rid: str
     index: int
@@ -123,6 +126,7 @@ class TextChunk(msgspec.Struct, frozen=True, array_like=True, tag="text_chunk"):
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish: FinishReason | None = None
     meta_info: MetaInfo | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class StatsReply(msgspec.Struct, frozen=True, array_like=True, tag="stats_reply"):

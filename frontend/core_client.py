@@ -78,6 +78,9 @@ def _merge(outputs: list[RequestOutput]) -> RequestOutput:
         logprobs=tuple(itertools.chain.from_iterable(output.logprobs for output in outputs)),
         finish=last.finish,
         stats=last.stats,
+        prompt_logprobs=tuple(
+            itertools.chain.from_iterable(output.prompt_logprobs for output in outputs)
+        ),
     )
 
 

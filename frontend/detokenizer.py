@@ -94,14 +94,17 @@ class StopHold:
         self._held = held[cut:]
         return held[:cut]
 
-    def finish(self, last: str, matched: str | None) -> str:
-        """Return the rest, ``last`` being the last token's text, up to what it completed."""
+    def finish(self, last: str, matched: str | None, keep: bool) -> str:
+        """Return the rest, ``last`` being the last token's text, up to what it completed.
+
+        ``keep``: up to the end of that.
+        """
         rest, closed = self._held + last, len(self._held)
         self._held = ""
         if matched is not None:
             position = rest.find(matched, max(0, closed - len(matched) + 1))
             if position >= 0:
-                return rest[:position]
+                return rest[: position + len(matched) * keep]
         return rest
 
 
@@ -115,7 +118,8 @@ class Detokenizer:
     """Text of one request: characters, then the stop rules, then the trim at its finish.
 
     The core decides where a request ends; here only its text is cut. A stop token is left out of
-    the text, a stop string and all after it too, unless ``no_stop_trim``.
+    the text, a stop string and all after it too, unless ``no_stop_trim``; ``include_stop`` leaves
+    out only what comes after it.
     """
 
     def __init__(
@@ -126,19 +130,22 @@ class Detokenizer:
         stops: Sequence[str] = (),
         skip_special: bool = True,
         no_stop_trim: bool = False,
+        include_stop: bool = False,
     ) -> None:
         self._characters = CharacterStream(tokenizer, prompt, skip_special)
         self._stop = StopHold(stops)
         self._trim = not no_stop_trim
+        self._include = include_stop
 
     def push(self, tokens: Sequence[int], finish: FinishReason | None = None) -> str:
         """Take the tokens after the last call and return the new text."""
         if finish is None:
             return self._stop.push("".join(map(self._characters.push, tokens)))
         matched = finish.matched if finish.kind == "stop" else None
-        if self._trim and isinstance(matched, int) and tokens and tokens[-1] == matched:
+        leave_out = self._trim and not self._include
+        if leave_out and isinstance(matched, int) and tokens and tokens[-1] == matched:
             tokens = tokens[:-1]
         *earlier, last = [self._characters.push(token) for token in tokens] or [""]
         released = self._stop.push("".join(earlier))
         cut = matched if self._trim and isinstance(matched, str) else None
-        return released + self._stop.finish(last + self._characters.flush(), cut)
+        return released + self._stop.finish(last + self._characters.flush(), cut, self._include)

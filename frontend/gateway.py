@@ -276,6 +276,7 @@ class Gateway:
                             logprobs=delta.logprobs,
                             finish=delta.finish,
                             meta_info=None if delta.finish is None else meta,
+                            prompt_logprobs=delta.prompt_logprobs,
                         ),
                     )
         except RefusedError as error:

@@ -237,7 +237,12 @@ async def _generate(service: AsyncService, items: list[GenerateItem]) -> list[Ge
     async for delta in service.generate_many(items, stream=False):
         raise_failed(delta)
         collectors[delta.index].add(
-            delta.text, delta.tokens, delta.logprobs, delta.finish, delta.meta_info
+            delta.text,
+            delta.tokens,
+            delta.logprobs,
+            delta.finish,
+            delta.meta_info,
+            delta.prompt_logprobs,
         )
     results: list[GenerationResult] = []
     position = 0
@@ -265,6 +270,7 @@ async def _stream(service: AsyncService, item: GenerateItem) -> AsyncGenerator[C
             finish_reason=None if delta.finish is None else delta.finish.kind,
             meta_info=None if delta.finish is None else delta.meta_info.to_dict(),
             logprobs=delta.logprobs,
+            prompt_logprobs=delta.prompt_logprobs,
         )
 
 

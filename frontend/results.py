@@ -13,8 +13,9 @@ from .meta_info import MetaInfo
 class Chunk(msgspec.Struct, frozen=True):
     """New text and tokens of one completion since its last chunk.
 
-    ``finish_reason`` ("stop", "length") and ``meta_info`` come with the last chunk only. ``index``
-    tells the completions of one prompt apart when ``n`` > 1.
+    ``finish_reason`` ("stop", "length") and ``meta_info`` come with the last chunk only,
+    ``prompt_logprobs`` with the first. ``index`` tells the completions of one prompt apart when
+    ``n`` > 1.
     """
 
     text: str
@@ -23,6 +24,7 @@ class Chunk(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     meta_info: dict[str, object] | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def output_ids(self) -> tuple[int, ...]:
@@ -31,7 +33,10 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """One finished completion. ``stop_reason``: the stop string or token id that ended it."""
+    """One finished completion. ``stop_reason``: the stop string or token id that ended it.
+
+    ``prompt_logprobs``: of the prompt's tokens from position max(1, ``logprob_start_len``) on.
+    """
 
     index: int
     text: str
@@ -40,6 +45,7 @@ class Completion(msgspec.Struct, frozen=True):
     stop_reason: str | int | None
     meta_info: dict[str, object]
     logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def output_ids(self) -> tuple[int, ...]:
@@ -96,6 +102,8 @@ class GenerationResult(msgspec.Struct, frozen=True):
         }
         if self.outputs[0].logprobs:
             fields["logprobs"] = plain_logprobs(self.outputs[0].logprobs)
+        if self.outputs[0].prompt_logprobs:
+            fields["prompt_logprobs"] = plain_logprobs(self.outputs[0].prompt_logprobs)
         return fields
 
 
@@ -107,6 +115,7 @@ class Collector:
         self.text: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.finish: FinishReason | None = None
         self.meta: MetaInfo | None = None
 
@@ -117,8 +126,10 @@ class Collector:
         logprobs: Sequence[TokenLogprobs],
         finish: FinishReason | None,
         meta: MetaInfo | None,
+        prompt_logprobs: Sequence[TokenLogprobs],
     ) -> None:
         """Take one chunk in order."""
+        self.prompt_logprobs += prompt_logprobs
         self.text.append(text)
         self.tokens += tokens
         self.logprobs += logprobs
@@ -136,6 +147,7 @@ class Collector:
             stop_reason=self.finish.matched,
             meta_info=self.meta.to_dict() if self.meta is not None else {},
             logprobs=tuple(self.logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs),
         )
 
 
@@ -145,6 +157,7 @@ def plain_logprobs(entries: Sequence[TokenLogprobs]) -> list[dict[str, object]]:
         {
             "token": entry.token,
             "logprob": entry.value,
+            "rank": entry.rank,
             "top_logprobs": [
                 {"token": token, "logprob": value}
                 for token, value in zip(

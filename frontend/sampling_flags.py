@@ -1,12 +1,14 @@
 """Sampling parameters from command-line flags, keyword arguments and JSON objects."""
 
 import argparse
+import types
 import typing
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
-from ..engine_core.capabilities import is_supported, refuse_unsupported
+from ..engine_core.capabilities import is_default, is_supported, refuse_unsupported
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
 from . import grammars
@@ -20,6 +22,22 @@ OTHER_NAMES = {
     "sampling_seed": "seed",
 }
 MAX_VOCABULARY = 2**31 - 1
+
+
+class _JsonForm(NamedTuple):
+    """A flag whose value is JSON: its type, that in words, and an example."""
+
+    type: type[object]
+    words: str
+    example: str
+
+
+_JSON_FORMS = {
+    "logit_bias": _JsonForm(dict[int, float], "object of token id: bias", '{"17": -5.0}'),
+    "bad_words_ids": _JsonForm(
+        tuple[tuple[int, ...], ...], "list of lists of token ids", "[[17], [4, 9]]"
+    ),
+}
 FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams))
 
 
@@ -31,13 +49,16 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         if field.name in ("n", "grammar"):
             continue
         name = "--" + field.name.replace("_", "-")
-        hint = hints[field.name]
+        hint = _without_none(hints[field.name])
         if hint is bool and field.name.startswith("no_"):
             group.add_argument(name, action="store_true", default=argparse.SUPPRESS)
         elif hint is bool:
             group.add_argument(
                 name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS
             )
+        elif field.name in _JSON_FORMS:
+            example = f"e.g. '{_JSON_FORMS[field.name].example}'"
+            group.add_argument(name, metavar="JSON", default=argparse.SUPPRESS, help=example)
         elif typing.get_origin(hint) is tuple:
             item = typing.get_args(hint)[0]
             group.add_argument(
@@ -48,10 +69,6 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
                 metavar=item.__name__.upper(),
                 help="may be given several times",
             )
-        elif typing.get_origin(hint) is dict:
-            group.add_argument(
-                name, metavar="JSON", default=argparse.SUPPRESS, help="e.g. '{\"17\": -5.0}'"
-            )
         else:
             kind = float if hint is float else int
             group.add_argument(
@@ -60,19 +77,26 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     add_grammar_flags(group)
 
 
+def _without_none(hint: object) -> object:
+    """The other half of ``X | None``."""
+    if typing.get_origin(hint) is not types.UnionType:
+        return hint
+    return next(one for one in typing.get_args(hint) if one is not type(None))
+
+
 def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
     """The sampling parameters of a parsed command line. Raises RefusedError, or UsageError for a
     file that cannot be read.
     """
     given: dict[str, object] = {k: v for k, v in vars(namespace).items() if k in FIELDS}
-    bias = given.get("logit_bias")
-    if isinstance(bias, str):
-        try:
-            given["logit_bias"] = msgspec.json.decode(bias, type=dict[int, float])
-        except msgspec.MsgspecError as error:
-            raise RefusedError(
-                Refused("logit_bias", f"must be a JSON object of token id: bias: {error}")
-            ) from None
+    for name, form in _JSON_FORMS.items():
+        text = given.get(name)
+        if isinstance(text, str):
+            try:
+                given[name] = msgspec.json.decode(text, type=form.type)
+            except msgspec.MsgspecError as error:
+                reason = f"must be a JSON {form.words}: {error}"
+                raise RefusedError(Refused(name, reason)) from None
     given["grammar"] = grammar_from_flags(namespace)
     params = params_from(given)
     # What is wrong for every model is said before one is loaded.
@@ -100,7 +124,7 @@ def params_from(values: Mapping[str, object], base: SamplingParams | None = None
         name = OTHER_NAMES.get(key, key)
         if name not in FIELDS:
             refused = refuse_unsupported({key: value})
-            if refused is None and is_supported(key):
+            if refused is None and is_supported(key) and not is_default(key, value):
                 names = ", ".join((*FIELDS, *grammars.FIELDS))
                 refused = Refused(key, f"is not a sampling parameter: {names}")
             if refused is not None:

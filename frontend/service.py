@@ -20,6 +20,7 @@ from ..engine_core.messages import (
 from ..engine_core.plan import TokenLogprobs
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
+from .bad_words import ban_words
 from .claims import Claims
 from .core_client import CoreClient, Mailbox
 from .detokenizer import Detokenizer
@@ -36,6 +37,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
     ``text`` is whole characters only; ``tokens`` are all new ids, stop token included.
     ``meta_info`` is complete with ``finish``, which comes exactly once a sequence.
+    ``prompt_logprobs``, where they were asked for, are those of the prompt's tokens from position
+    max(1, ``logprob_start_len``) on and come with the first delta of a sequence.
     """
 
     index: int
@@ -45,6 +48,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprobs, ...]
     finish: FinishReason | None
     meta_info: MetaInfo
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class _Sequence:
@@ -71,6 +75,7 @@ class _Sequence:
             stops=params.stop,
             skip_special=params.skip_special_tokens,
             no_stop_trim=params.no_stop_trim,
+            include_stop=params.include_stop_str_in_output,
         )
 
 
@@ -152,6 +157,7 @@ class AsyncService:
         prompts = [await self.tokens_of(item.prompt) for item in items]
         for prompt, item in zip(prompts, items, strict=True):
             self._refuse(prompt, item)
+        items = [self._with_banned_tokens(item) for item in items]
         requests: list[GenerateRequest] = []
         sequences: dict[str, _Sequence] = {}  # by the core's ids
         ids: list[tuple[str, list[str]]] = []
@@ -229,6 +235,16 @@ class AsyncService:
             for sample in range(item.params.n)
         ]
 
+    def _with_banned_tokens(self, item: GenerateItem) -> GenerateItem:
+        """The item with its bad words as token ids. Raises RefusedError."""
+        if not item.params.bad_words:
+            return item
+        params = ban_words(item.params, self.tokenizer)
+        refused = params.refuse(self.info.vocab_size)
+        if refused is not None:
+            raise RefusedError(msgspec.structs.replace(refused, field="bad_words"))
+        return msgspec.structs.replace(item, params=params)
+
     def _refuse(self, prompt: list[int], item: GenerateItem) -> None:
         refused = item.params.refuse(self.info.vocab_size) or self._refuse_prompt(
             prompt, item.params.max_new_tokens
@@ -287,6 +303,7 @@ class AsyncService:
             logprobs=output.logprobs,
             finish=finish,
             meta_info=self._meta_info(sequence, finish, output.stats, now),
+            prompt_logprobs=output.prompt_logprobs,
         )
 
     def _meta_info(

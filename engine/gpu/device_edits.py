@@ -1,4 +1,4 @@
-"""Penalties, biases and minimum lengths by request slot, as `edit_logits` reads them on a GPU."""
+"""Penalties, biases, minimum lengths and bans by slot, as kernels read them on a GPU."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,6 +7,7 @@ import torch
 from ...engine_core.ids import i32
 from ...engine_core.plan import SlotInit
 from ..sampling.features import Feature
+from .device_bans import DeviceBans
 
 _FIRST_ROOM = 512
 
@@ -14,11 +15,12 @@ _FIRST_ROOM = 512
 class DeviceEdits:
     """State of S slots, written in stream order and never waited for.
 
-    The fields are those of `edit_logits`. ``history`` int32[S, V] is allocated with the first
-    request that has penalties, the lists with the first that has a bias or a minimum length, and
-    again when a request lists more than fit. ``layout`` then changes: a graph that was captured
-    for another one reads memory that is gone. A rank that does not decide keeps nothing but
-    ``layout``, since all ranks capture a graph together.
+    The fields are those of `edit_logits`, and in ``bans`` those of `mask_banned`. ``history``
+    int32[S, V] is allocated with the first request that has penalties, the lists with the first
+    that has a bias or a minimum length, and again when a request lists more than fit. ``layout``
+    then changes, as it does with ``bans``: a graph that was captured for another one reads memory
+    that is gone. A rank that does not decide keeps nothing but ``layout``, since all ranks capture
+    a graph together.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class DeviceEdits:
         self.list_bounds = zeros(torch.int32, slots, 3)
         self.list_ids = zeros(torch.int32, slots, 0)
         self.list_values = zeros(torch.float32, slots, 0)
+        self.bans = DeviceBans(slots, vocab_size, device, decides, self._write)
         self._slots = slots
         self._device = device
 
@@ -53,6 +56,8 @@ class DeviceEdits:
         if features & (Feature.LOGIT_BIAS | Feature.MIN_TOKENS):
             ends = init.eos_ids if Feature.MIN_TOKENS in features else ()
             self._list(slot, init.params.logit_bias, ends)
+        if Feature.BANS in features:
+            self.layout += self.bans.enter(init)
 
     def forget(self, slot: int) -> None:
         """The slot's request is gone."""
@@ -61,6 +66,7 @@ class DeviceEdits:
         self.penalized[slot] = False
         self.min_new_tokens[slot] = 0
         self.list_bounds[slot] = 0
+        self.bans.forget(slot)
 
     def _count(self) -> None:
         """Make room for the tokens of all slots, once."""

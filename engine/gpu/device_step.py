@@ -8,7 +8,6 @@ from ...engine_core.plan import StepPlan
 from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
-from ...kernels.logit_edits_gpu import count_emitted, edit_logits
 from ...kernels.logit_masks import mask_words
 from ...kernels.logit_masks_gpu import mask_logits
 from ...kernels.step_layout_gpu import lay_out
@@ -22,6 +21,7 @@ from ..speculative.device_drafter import DeviceDrafter, DraftRows, SurvivalDraft
 from ..speculative.draft_law import DraftNoise
 from ..speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival, Survived
 from ..speculative.target_features import run_target
+from .edited_logits import edited_logits, note_emitted
 from .ragged_step import Cut, RaggedStep
 from .sampled_targets import Drawn, sample_targets
 from .staging import StagingViews
@@ -33,9 +33,9 @@ class StepShape(NamedTuple):
 
     ``groups``: see ForwardBatch. ``nodes``: N, the first of ``node_index``; None where all T query
     tokens are nodes. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
-    token. ``edits``: some rows have penalties, a bias, a minimum length or a grammar. ``verified``:
-    T where rows are cut to verify lengths, so that the plan has more; None elsewhere. ``masked``:
-    some rows have a grammar, whose masks come between F and A.
+    token. ``edits``: some rows have penalties, a bias, a minimum length, bans or a grammar.
+    ``verified``: T where rows are cut to verify lengths, so that the plan has more; None elsewhere.
+    ``masked``: some rows have a grammar, whose masks come between F and A.
     """
 
     width: int
@@ -62,23 +62,27 @@ class LaidOut(NamedTuple):
 
 
 class Forwarded(NamedTuple):
-    """Segment F's answer: raw logits [N, V], none on ranks that decide nothing, and features."""
+    """Segment F's answer: raw logits [N, V], none on ranks that decide nothing, features and the
+    hidden states [T, H].
+    """
 
     logits: torch.Tensor | None
     features: torch.Tensor
+    hidden: torch.Tensor
 
 
 class Choice(NamedTuple):
     """A forward pass's answer: the batch, its logits [N, V] (not edited), the targets int64[N].
 
     The latter two are empty on ranks that decide nothing. ``path`` int32[R, width]: the rows'
-    nodes at which the emitted tokens were decided, -1 beyond.
+    nodes at which the emitted tokens were decided, -1 beyond. ``hidden``: all tokens' [T, H].
     """
 
     batch: ForwardBatch
     logits: torch.Tensor
     targets: torch.Tensor
     path: torch.Tensor
+    hidden: torch.Tensor
 
 
 class StepOutput(NamedTuple):
@@ -206,10 +210,11 @@ class DeviceStep:
         """F: the target, to logits."""
         hidden, features = run_target(self._model, laid.batch, self._kv, self.drafter)
         if not self.decides:
-            return Forwarded(None, features)
+            return Forwarded(None, features, hidden)
+        nodes = hidden
         if laid.shape.nodes is not None:
-            hidden = hidden.index_select(0, laid.batch.logits_index)
-        return Forwarded(self._model.raw_logits(hidden), features)
+            nodes = hidden.index_select(0, laid.batch.logits_index)
+        return Forwarded(self._model.raw_logits(nodes), features, hidden)
 
     def finish(self, laid: LaidOut, found: Forwarded, masks: torch.Tensor | None = None) -> Choice:
         """A: processors and acceptance. ``masks`` int32[N, W]: see ``kernels/logit_masks``."""
@@ -221,9 +226,13 @@ class DeviceStep:
             laid.staging, laid.shape, batch, targets, laid.starts, laid.out, found.features,
             laid.most, laid.survived,
         )  # fmt: skip
-        return Choice(
-            batch, found.features.new_empty(0, 0) if logits is None else logits, targets, path
-        )
+        if logits is None:
+            logits = found.hidden.new_empty(0, 0)
+        return Choice(batch, logits, targets, path, found.hidden)
+
+    def logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32[n, V] of hidden states [n, H]; only on the rank that decides."""
+        return self._model.raw_logits(hidden).float()
 
     def _target(
         self, laid: LaidOut, logits: torch.Tensor, masks: torch.Tensor | None
@@ -232,7 +241,7 @@ class DeviceStep:
         shape = laid.shape
         edited = logits
         if shape.edits:
-            edited = self._edit(logits, laid.batch, laid.staging, shape)
+            edited = edited_logits(logits, laid.batch, laid.staging, self.state, shape.width)
         if masks is not None:
             mask_logits(edited, masks)
         if not shape.sampled:
@@ -325,30 +334,6 @@ class DeviceStep:
         )
         return batch
 
-    def _edit(
-        self, logits: torch.Tensor, batch: ForwardBatch, staging: StagingViews, shape: StepShape
-    ) -> torch.Tensor:
-        """float32[N, V]: the logits with the rows' penalties, biases and minimum lengths."""
-        edits = self.state.edits
-        return edit_logits(
-            logits,
-            staging.cu_q,
-            staging.node_cu,
-            staging.slots,
-            batch.input_ids,
-            batch.positions,
-            batch.tree_bits,
-            self.state.out_counts,
-            edits.penalized,
-            edits.penalties,
-            edits.history,
-            edits.min_new_tokens,
-            edits.list_bounds,
-            edits.list_ids,
-            edits.list_values,
-            width=shape.width,
-        )
-
     def _accept(
         self,
         staging: StagingViews,
@@ -395,7 +380,7 @@ class DeviceStep:
             # All that the walk writes; what else changes with a step follows from it.
             self._ranks.agree((state.seq_lens, state.last_tokens, state.out_counts, out, index))
         if shape.edits and self.decides:
-            count_emitted(tokens, lens, staging.slots, state.edits.penalized, state.edits.history)
+            note_emitted(tokens, lens, staging.slots, state)
         if shape.moves:
             move_accepted(
                 self._kv.data, staging.slots, starts, state.page_table, self._kv.page_size, lens,

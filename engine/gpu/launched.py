@@ -42,6 +42,7 @@ class Launched:
     began: Mark
     done: Mark
     logprobs: tuple[RowLogprobs, ...]
+    prompt_logprobs: tuple[RowLogprobs, ...]
     wait_ns: int
     verified: int
     illegal: int = 0

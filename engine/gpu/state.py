@@ -5,6 +5,7 @@ import torch
 from ...engine_core.plan import SlotInit
 from ...kernels.page_updates_gpu import apply_page_updates
 from ...kernels.window_layout_gpu import apply_window
+from ..sampling.prompt_scores import WantedScores
 from ..sampling.slot_table import SlotTable
 from ..window_pages import WindowPages
 from .device_edits import DeviceEdits
@@ -16,8 +17,8 @@ class DeviceState:
 
     ``seq_lens``, ``last_tokens``, ``out_counts`` int32[S + 1] and ``page_table`` int32[S + 1, P]
     mean what they do in :class:`~outrider.engine.future_map.FutureMap`, this device's
-    counterpart of which it is, and so does ``window``. Steps change it in stream order; the host
-    never reads it.
+    counterpart of which it is, and so do ``window`` and ``scores``. Steps change it in stream
+    order; the host never reads it.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class DeviceState:
         self.window: WindowPages | None = None
         self.edits = DeviceEdits(max_slots + 1, vocab_size, device, decides)
         self.sampling = SlotTable(max_slots + 1, device, self.edits)
+        self.scores = WantedScores()
 
     def enter(self, init: SlotInit) -> None:
         """Take a new request's sampling parameters; its lengths come with the staging block.
@@ -51,6 +53,7 @@ class DeviceState:
         if not 0 <= init.slot < self.max_slots:
             raise ValueError(f"slot {init.slot} is outside 0..{self.max_slots - 1}")
         self.sampling.enter(init)
+        self.scores.enter(init)
 
     def apply(self, staging: StagingViews) -> None:
         """Write the step's entries and page-table changes."""
@@ -86,3 +89,4 @@ class DeviceState:
         if self.window is not None:
             self.window.reset()
         self.sampling.reset()
+        self.scores.reset()

@@ -12,6 +12,7 @@ from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, Ste
 from ..row_errors import BAD_LOGITS
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
+from ..sampling.prompt_scores import Piece, score_prompts
 from .device_step import Choice, DeviceStep
 from .grammar_steps import GrammarSteps, RowsToCome
 from .graphs import StepGraphs
@@ -25,16 +26,27 @@ from .tiers import Tier, Tiers
 
 _LEAST_S = 1e-7  # times are positive
 
+_NO_LOGPROBS: tuple[RowLogprobs, ...] = ()
 _SAMPLED, _LOGPROBS = int(Feature.SAMPLED), int(Feature.LOGPROBS)
 _GRAMMAR = int(Feature.GRAMMAR)
 _EDITED = EDITS | _GRAMMAR
+
+
+class Scored(NamedTuple):
+    """Log-probabilities of what rows emitted, and of prompt tokens."""
+
+    logprobs: tuple[RowLogprobs, ...]
+    scores: tuple[RowLogprobs, ...]
+
+
+_NO_SCORES = Scored(_NO_LOGPROBS, _NO_LOGPROBS)
 
 
 class Started(NamedTuple):
     """A step whose target runs. ``finish`` enqueues the rest, once, and gives log-probabilities."""
 
     output: Output
-    finish: Callable[[], tuple[RowLogprobs, ...]]
+    finish: Callable[[], Scored]
 
 
 class GpuStepRunner:
@@ -108,19 +120,20 @@ class GpuStepRunner:
             self._grammars.enter(plan)
         features = self._features(packed)
         began = new_mark(self._device)
-        started = self._replay(plan, packed, features, began)
+        pieces = self._step.state.scores.take(plan)
+        started = None if pieces else self._replay(plan, packed, features, began)
         self._count(packed, started is not None)
         if started is None:
-            started = self._run(plan, packed, features, began)
+            started = self._run(plan, packed, features, began, pieces)
         output, verified = started.output, self._verified(plan, packed)
         host, done = self._outputs.take(len(output.out)), new_mark(self._device)
         launched = Launched(
             plan, drafts, packed, host.numpy(), output.rows, output.width, output.places, began,
-            done, (), wait_ns, packed.tokens if verified is None else verified, illegal, forced,
+            done, (), (), wait_ns, packed.tokens if verified is None else verified, illegal, forced,
         )  # fmt: skip
 
         def finish() -> None:
-            launched.logprobs = started.finish()
+            launched.logprobs, launched.prompt_logprobs = started.finish()
             host.copy_(output.out, non_blocking=True)
             done.record()
 
@@ -168,6 +181,7 @@ class GpuStepRunner:
             proposed=answer.proposed,
             depths=answer.depths,
             logprobs=launched.logprobs,
+            prompt_logprobs=launched.prompt_logprobs,
             errors=errors,
             busy_ns=int(launched.began.elapsed_time(launched.done) * 1e6),
             batch_tokens=launched.verified,
@@ -334,18 +348,25 @@ class GpuStepRunner:
         output = Output(graph.out, tier.all_rows, tier.width, packed.places(tier.rows))
         later, grammars = graph.later, self._grammars
         if later is None or grammars is None:
-            return Started(output, tuple)
+            return Started(output, lambda: _NO_SCORES)
         come = grammars.fetch(later.laid(), packed, tier.rows)
         later.forward.replay()
 
-        def finish() -> tuple[RowLogprobs, ...]:
+        def finish() -> Scored:
             grammars.fill(later.masks, packed, come)
             later.finish.replay()
-            return ()
+            return _NO_SCORES
 
         return Started(output, finish)
 
-    def _run(self, plan: StepPlan, packed: Packed, features: int, began: Mark) -> Started:
+    def _run(
+        self,
+        plan: StepPlan,
+        packed: Packed,
+        features: int,
+        began: Mark,
+        pieces: list[Piece],
+    ) -> Started:
         """Run the step kernel by kernel, in its exact size."""
         staging = exact_staging(packed, plan)
         host = self._inputs.take(sum(field_lengths(staging)))
@@ -365,17 +386,25 @@ class GpuStepRunner:
             come = grammars.fetch(laid, packed, max(0, packed.verify_rows))
         found = step.forward(laid)
 
-        def finish() -> tuple[RowLogprobs, ...]:
+        def finish() -> Scored:
             masks: torch.Tensor | None = None
             if grammars is not None and come is not None and found.logits is not None:
                 masks = step.new_masks(len(found.logits))
                 grammars.fill(masks, packed, come)
             choice = step.finish(laid, found, masks)
+            logprobs = scores = _NO_LOGPROBS
             if features & _LOGPROBS and step.decides:
-                return self._logprobs(packed, choice, out, width)
-            return ()
+                logprobs = self._logprobs(packed, choice, out, width)
+            if pieces and step.decides:
+                scores = self._scores(pieces, choice)
+            return Scored(logprobs, scores)
 
         return Started(Output(out, packed.rows, width, slice(0, packed.rows)), finish)
+
+    def _scores(self, pieces: list[Piece], choice: Choice) -> tuple[RowLogprobs, ...]:
+        """Log-probabilities of prompt tokens; rows may have been cut on the device."""
+        cu_q = choice.batch.cu_q.cpu().numpy()
+        return score_prompts(pieces, cu_q, choice.hidden, self._step.logits_of)
 
     def _logprobs(
         self, packed: Packed, choice: Choice, out: torch.Tensor, width: int

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...engine_core.plan import HostDrafts, StepPlan, StepResult
+from ...engine_core.plan import HostDrafts, RowLogprobs, StepPlan, StepResult
 from ...engine_core.worker import WorkerInfo
 from ..agreement import Ranks
 from ..future_map import FutureMap
 from ..kv_pool import KVPool
 from ..measure import StepTimer
 from ..models import Model
+from ..sampling.prompt_scores import Piece
 from ..speculative.verify import settle
 from ..step import Drafted, ShareDecisions, StepRunner
 from ..step_buffers import StepBuffers
@@ -69,6 +70,9 @@ class FollowerRunner(StepRunner):
         total = int(buffers.accept_cu[rows])
         settle(total, drafted.branches, drafted.slots, buffers, self.state, self._kv)
         return self._result(plan, drafts, drafted, total)
+
+    def _score(self, pieces: list[Piece], hidden: torch.Tensor) -> tuple[RowLogprobs, ...]:
+        return ()
 
 
 _NO_DRAFT_MODEL = "ranks on the CPU share no draft model; use --tp-size 1"

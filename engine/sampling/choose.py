@@ -11,7 +11,13 @@ from ..forward_batch import ForwardBatch
 from .features import EDITS, PROCESSED, Feature
 from .node_drafts import NodeDrafts
 from .nodes import Nodes, place_nodes
-from .processors import apply_logit_bias, apply_masks, apply_min_tokens, apply_penalties
+from .processors import (
+    apply_bans,
+    apply_logit_bias,
+    apply_masks,
+    apply_min_tokens,
+    apply_penalties,
+)
 from .slot_edits import SlotEdits
 from .slot_grammars import NodeMasks
 from .slot_table import SlotTable
@@ -92,7 +98,7 @@ def _edit(
     edits: SlotEdits,
     out_counts: torch.Tensor,
 ) -> torch.Tensor:
-    """float32[M, V]: the nodes' logits after penalties, bias and minimum length, a copy."""
+    """float32[M, V]: the nodes' logits after penalties, bias, minimum length and bans, a copy."""
     edited = logits[nodes.index]
     if not (node_features & EDITS).any():
         return edited
@@ -106,6 +112,8 @@ def _edit(
         apply_logit_bias(edited, nodes, edits)
     if (node_features & int(Feature.MIN_TOKENS)).any():
         apply_min_tokens(edited, nodes, edits, out_counts)
+    if (node_features & int(Feature.BANS)).any():
+        apply_bans(edited, nodes, edits)
     return edited
 
 

@@ -14,13 +14,14 @@ class Feature(IntFlag):
     LOGIT_BIAS = 4
     MIN_TOKENS = 8
     LOGPROBS = 16
-    GRAMMAR = 32
+    BANS = 32
+    GRAMMAR = 64
 
 
 # Plain ints: an IntFlag operand costs numpy microseconds.
-EDITS = int(Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.MIN_TOKENS)
+EDITS = int(Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.BANS)
 PROCESSED = EDITS | int(Feature.SAMPLED | Feature.GRAMMAR)
-AFTERWARDS = int(Feature.PENALTIES | Feature.LOGPROBS)
+AFTERWARDS = int(Feature.PENALTIES | Feature.LOGPROBS | Feature.BANS)
 
 
 def features_of(params: SamplingParams, eos_ids: tuple[int, ...]) -> Feature:
@@ -34,6 +35,8 @@ def features_of(params: SamplingParams, eos_ids: tuple[int, ...]) -> Feature:
         found |= Feature.LOGIT_BIAS
     if params.min_new_tokens > 0 and eos_ids:
         found |= Feature.MIN_TOKENS
+    if params.bans:
+        found |= Feature.BANS
     if params.logprobs is not None:
         found |= Feature.LOGPROBS
     if params.grammar is not None:

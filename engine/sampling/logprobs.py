@@ -1,4 +1,4 @@
-"""Log-probabilities of emitted tokens, of the raw model distribution."""
+"""Log-probabilities of tokens, of the raw model distribution."""
 
 import numpy as np
 import torch
@@ -25,12 +25,16 @@ def collect_logprobs(
     """
     wants = (table.features[slots] & int(Feature.LOGPROBS)) != 0
     rows = np.flatnonzero(wants & (np.diff(accept_cu) > 0)).tolist()
+
+    def nodes(row: int) -> torch.Tensor:
+        index = node_cu[row] + accept_idx[accept_cu[row] : accept_cu[row + 1]]
+        return torch.from_numpy(index.astype(np.int64)).to(logits.device)
+
     return tuple(
         RowLogprobs(
             row,
-            _row(
-                logits,
-                node_cu[row] + accept_idx[accept_cu[row] : accept_cu[row + 1]],
+            token_logprobs(
+                logits[nodes(row)],
                 emitted[accept_cu[row] : accept_cu[row + 1]],
                 table.logprobs[int(slots[row])],
             ),
@@ -39,14 +43,17 @@ def collect_logprobs(
     )
 
 
-def _row(logits: torch.Tensor, nodes: I32, tokens: I32, top: int) -> tuple[TokenLogprobs, ...]:
-    index = torch.from_numpy(nodes.astype(np.int64)).to(logits.device)
+def token_logprobs(logits: torch.Tensor, tokens: I32, top: int) -> tuple[TokenLogprobs, ...]:
+    """Entries of ``tokens`` int32[n] by ``logits`` float32[n, V], with the ``top`` best of each."""
     chosen = torch.from_numpy(tokens.astype(np.int64)).to(logits.device)
-    values = torch.log_softmax(logits[index], dim=1)
-    of_chosen = values.gather(1, chosen[:, None])[:, 0].tolist()
+    values = torch.log_softmax(logits, dim=1)
+    of_chosen = values.gather(1, chosen[:, None])
+    ranks = (values > of_chosen).sum(dim=1).tolist()
     best, ids = torch.topk(values, min(top, values.shape[1]), dim=1)
     best_rows, id_rows = best.cpu().numpy(), ids.int().cpu().numpy()
     return tuple(
-        TokenLogprobs(token, of_chosen[i], id_rows[i].tobytes(), best_rows[i].tobytes())
-        for i, token in enumerate(tokens.tolist())
+        TokenLogprobs(token, value, id_rows[i].tobytes(), best_rows[i].tobytes(), 1 + ranks[i])
+        for i, (token, value) in enumerate(
+            zip(tokens.tolist(), of_chosen[:, 0].tolist(), strict=True)
+        )
     )

@@ -1,7 +1,7 @@
 """Logit processors at tree nodes, on a CPU (``kernels/logit_edits_gpu`` has the GPU's).
 
 Each node sees its history and the drafts before it.
-The order is the one that vLLM and SGLang users expect: penalties, logit bias, minimum length,
+The order is the one that vLLM and SGLang users expect: penalties, logit bias, minimum length, bans,
 grammar, then (in ``kernels/coupled_sample``) temperature, top_k, top_p, min_p.
 """
 
@@ -51,6 +51,16 @@ def apply_min_tokens(
     short = out_counts[nodes.slots] + nodes.depths < edits.min_new_tokens[nodes.slots]
     for slot, ids in edits.masked.items():
         logits[torch.nonzero(short & (nodes.slots == slot)), ids] = MASKED
+
+
+def apply_bans(logits: torch.Tensor, nodes: Nodes, edits: SlotEdits) -> None:
+    """Mask in logits float32[M, V] what the slots' bans rule out after each node's path."""
+    for slot, bans in edits.bans.items():
+        of_slot = torch.nonzero(nodes.slots == slot)[:, 0]
+        logits[of_slot] = torch.where(bans.always, MASKED, logits[of_slot])
+        for node in of_slot.tolist():
+            path = nodes.path_token[nodes.path_node == node].tolist()
+            logits[node, bans.after(path)] = MASKED
 
 
 def apply_masks(logits: torch.Tensor, nodes: Nodes, masks: NodeMasks) -> None:

@@ -33,8 +33,12 @@ def main(args: list[str]) -> int:
     namespace = parser.parse_args(args)
     config = resolve_engine(namespace, _ABSENT)
     params = params_from_flags(namespace)
-    if params.logprobs is not None and not namespace.json:
-        raise UsageError("--logprobs: is printed by --json only; add --json or leave it out")
+    for flag, wanted in (
+        ("--logprobs", params.logprobs),
+        ("--prompt-logprobs", params.prompt_logprobs),
+    ):
+        if wanted is not None and not namespace.json:
+            raise UsageError(f"{flag}: is printed by --json only; add --json or leave it out")
     prompt = _prompt(namespace)
     print(print_config(config), file=sys.stderr)
 

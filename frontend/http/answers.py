@@ -1,5 +1,6 @@
 """Parts of OpenAI answers that completions and chat share."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -106,3 +107,17 @@ def collect(deltas: Sequence[Delta], count: int) -> list[Collected]:
     for delta in deltas:
         sequences[delta.index].add(delta)
     return sequences
+
+
+def best_samples(sequences: Sequence[Collected], drawn: int, kept: int) -> list[Collected]:
+    """Of every ``drawn`` samples of a prompt the ``kept`` likeliest by mean log-probability."""
+    found: list[Collected] = []
+    for first in range(0, len(sequences), drawn):
+        samples = sequences[first : first + drawn]
+        found += sorted(samples, key=_mean_logprob, reverse=True)[:kept]
+    return found
+
+
+def _mean_logprob(sequence: Collected) -> float:
+    values = [entry.value for delta in sequence.deltas for entry in delta.logprobs]
+    return sum(values) / len(values) if values else -math.inf

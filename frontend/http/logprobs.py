@@ -10,11 +10,14 @@ from ..tokenizer import Tokenizer
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's completion log-probabilities; ``text_offset``: characters before each token."""
+    """OpenAI's completion log-probabilities; ``text_offset``: characters before each token.
+
+    A prompt's first token has none.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -48,27 +51,35 @@ def top_of(entry: TokenLogprobs) -> list[tuple[int, float]]:
     return list(zip(ids, values, strict=True))
 
 
+ScoredToken = tuple[int, TokenLogprobs | None]
+
+
 def completion_logprobs(
-    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, offset: int
+    scored: Sequence[ScoredToken], tokenizer: Tokenizer, offset: int, top: int
 ) -> CompletionLogprobs:
-    """OpenAI completion form of consecutive tokens; ``offset``: characters before the first."""
-    tokens = [tokenizer.token_text(entry.token) for entry in entries]
+    """OpenAI completion form of consecutive tokens, with the ``top`` best at each position.
+
+    ``offset``: characters before the first.
+    """
+    tokens = [tokenizer.token_text(token) for token, _ in scored]
     offsets = []
     for token in tokens:
         offsets.append(offset)
         offset += len(token)
     return CompletionLogprobs(
         tokens=tokens,
-        token_logprobs=[entry.value for entry in entries],
-        top_logprobs=[_top_by_text(entry, tokenizer) for entry in entries],
+        token_logprobs=[None if entry is None else entry.value for _, entry in scored],
+        top_logprobs=[
+            None if entry is None else _top_by_text(entry, tokenizer, top) for _, entry in scored
+        ],
         text_offset=offsets,
     )
 
 
-def _top_by_text(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
+def _top_by_text(entry: TokenLogprobs, tokenizer: Tokenizer, top: int) -> dict[str, float]:
     """Best tokens by text; of tokens with equal text (parts of characters) the best one stays."""
     found: dict[str, float] = {}
-    for token, value in top_of(entry):
+    for token, value in top_of(entry)[:top]:
         found.setdefault(tokenizer.token_text(token), value)
     return found
 
@@ -94,11 +105,11 @@ def _chat_entry(entry: TokenLogprobs, tokenizer: Tokenizer) -> ChatLogprob:
     )
 
 
-NativeLogprob = tuple[float, int, str | None]
+NativeLogprob = tuple[float | None, int, str | None]
 
 
 def native_logprob(
-    token: int, value: float, tokenizer: Tokenizer, with_text: bool
+    token: int, value: float | None, tokenizer: Tokenizer, with_text: bool
 ) -> NativeLogprob:
     """SGLang's triple: log-probability, token id, text or null."""
     return value, token, tokenizer.token_text(token) if with_text else None

@@ -16,7 +16,8 @@ from .answers import raise_if_failed
 from .body import json_response, read_json
 from .completions import MAX_PROMPTS
 from .errors import HttpError
-from .logprobs import NativeLogprob, native_logprob, top_of
+from .logprobs import NativeLogprob, ScoredToken, native_logprob, top_of
+from .prompt_part import scored_prompt, with_ids
 from .sampling import NativeSampling, native_params, request_ids
 from .state import ServerState
 from .streams import event, stream_response, until_disconnect
@@ -84,15 +85,12 @@ def _spread(name: str, value: T | list[T] | None, default: T, count: int) -> lis
 def _items(body: NativeRequest) -> list[GenerateItem]:
     prompts, batch = _prompts(body)
     count = len(prompts)
-    for start in _spread("logprob_start_len", body.logprob_start_len, -1, count):
-        if start != -1:
-            raise HttpError(
-                501,
-                "logprob_start_len: log-probabilities of the prompt are not supported yet; "
-                "use -1 or leave it out",
-                param="logprob_start_len",
-            )
+    starts = _spread("logprob_start_len", body.logprob_start_len, -1, count)
     wanted = _spread("return_logprob", body.return_logprob, False, count)
+    if any(start != -1 and not want for start, want in zip(starts, wanted, strict=True)):
+        raise HttpError(
+            400, "logprob_start_len: needs return_logprob true", param="logprob_start_len"
+        )
     tops = _spread("top_logprobs_num", body.top_logprobs_num, 0, count)
     if any(top and not want for top, want in zip(tops, wanted, strict=True)):
         raise HttpError(
@@ -106,8 +104,8 @@ def _items(body: NativeRequest) -> list[GenerateItem]:
         )
     samplings = _spread("sampling_params", body.sampling_params, NativeSampling(), count)
     params = [
-        native_params(sampling, top if want else None)
-        for sampling, want, top in zip(samplings, wanted, tops, strict=True)
+        native_params(sampling, top if want else None, start)
+        for sampling, want, top, start in zip(samplings, wanted, tops, starts, strict=True)
     ]
     if not batch and isinstance(body.rid, list):
         raise RefusedError(Refused("rid", "is a list for a single prompt; send one text"))
@@ -139,8 +137,9 @@ class _Job:
         self._items = items
         self._cumulative = cumulative
         self._with_text = bool(body.return_text_in_logprobs)
-        self._logprobs = [i.params.logprobs for i in items for _ in range(i.params.n)]
-        self._parts = [_Parts() for _ in self._logprobs]
+        self._item_of = [number for number, i in enumerate(items) for _ in range(i.params.n)]
+        self._logprobs = [items[number].params.logprobs for number in self._item_of]
+        self._parts = [_Parts(first=True) for _ in self._logprobs]
         self._prompt_name = "text" if body.text is not None else "input_ids"
         self._single = not _prompts(body)[1] and len(self._parts) == 1
 
@@ -157,14 +156,18 @@ class _Job:
         """The chunks of a streamed answer; batches carry an ``index``."""
         async with contextlib.aclosing(self._deltas(stream=True)) as deltas:
             async for delta in deltas:
-                parts = self._parts[delta.index] if self._cumulative else _Parts()
+                parts = self._parts[delta.index]
                 parts.add(delta)
+                if not self._cumulative:
+                    self._parts[delta.index] = _Parts(first=False)
                 answer = self._answer(delta, parts)
                 yield event(answer if self._single else answer | {"index": delta.index})
 
     async def _deltas(self, stream: bool) -> AsyncGenerator[Delta]:
-        many = self._service.generate_many(self._items, stream=stream)
         try:
+            if any(item.params.prompt_logprobs is not None for item in self._items):
+                self._items = await with_ids(self._items, self._service)
+            many = self._service.generate_many(self._items, stream=stream)
             async with contextlib.aclosing(many) as deltas:
                 async for delta in deltas:
                     raise_if_failed(delta)
@@ -178,37 +181,51 @@ class _Job:
     def _answer(self, last: Delta, parts: "_Parts") -> dict[str, object]:
         meta = last.meta_info.to_dict()
         if self._logprobs[last.index] is not None:
-            meta |= self._native_logprobs(parts.logprobs, bool(self._logprobs[last.index]))
+            with_top = bool(self._logprobs[last.index])
+            output: list[ScoredToken] = [(entry.token, entry) for entry in parts.logprobs]
+            meta |= self._native_logprobs("output", output, with_top)
+            item = self._items[self._item_of[last.index]]
+            if item.params.prompt_logprobs is not None and parts.first:
+                prompt = scored_prompt(item, parts.prompt_logprobs)
+                meta |= self._native_logprobs("input", prompt, with_top)
         return {"text": parts.joined(), "output_ids": parts.tokens, "meta_info": meta}
 
-    def _native_logprobs(self, entries: list[TokenLogprobs], with_top: bool) -> dict[str, object]:
-        def triple(token: int, value: float) -> NativeLogprob:
+    def _native_logprobs(
+        self, which: str, scored: list[ScoredToken], with_top: bool
+    ) -> dict[str, object]:
+        def triple(token: int, value: float | None) -> NativeLogprob:
             return native_logprob(token, value, self._service.tokenizer, self._with_text)
 
         found: dict[str, object] = {
-            "output_token_logprobs": [triple(entry.token, entry.value) for entry in entries],
-            "output_token_logprobs_length": len(entries),
+            f"{which}_token_logprobs": [
+                triple(token, None if entry is None else entry.value) for token, entry in scored
+            ],
+            f"{which}_token_logprobs_length": len(scored),
         }
         if with_top:
-            found["output_top_logprobs"] = [
-                [triple(token, value) for token, value in top_of(entry)] for entry in entries
+            found[f"{which}_top_logprobs"] = [
+                None if entry is None else [triple(token, value) for token, value in top_of(entry)]
+                for _, entry in scored
             ]
         return found
 
 
 class _Parts:
-    """What one sequence has produced."""
+    """What one sequence has produced, from its ``first`` delta on or later."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: bool) -> None:
+        self.first = first
         self._text: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
 
     def add(self, delta: Delta) -> None:
         """Append one delta."""
         self._text.append(delta.text)
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
 
     def joined(self) -> str:
         """The text so far."""

@@ -24,8 +24,12 @@ _DIRECT = (
     "ignore_eos",
     "skip_special_tokens",
     "no_stop_trim",
+    "include_stop_str_in_output",
     "n",
     "logit_bias",
+    "bad_words",
+    "bad_words_ids",
+    "allowed_token_ids",
     "seed",
 )
 
@@ -57,7 +61,11 @@ class OpenAIRequest(GrammarFields, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
     logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | None = None
+    bad_words_ids: list[list[int]] | None = None
+    allowed_token_ids: list[int] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     rid: str | list[str] | None = None
@@ -84,8 +92,12 @@ class NativeSampling(GrammarFields, kw_only=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
     n: int | None = None
     logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | None = None
+    bad_words_ids: list[list[int]] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
     sampling_seed: int | None = None
 
@@ -108,8 +120,11 @@ def openai_params(
     return msgspec.convert(fields, SamplingParams)
 
 
-def native_params(body: NativeSampling, logprobs: int | None) -> SamplingParams:
-    """Parameters of a /generate request. Raises RefusedError."""
+def native_params(body: NativeSampling, logprobs: int | None, start: int) -> SamplingParams:
+    """Parameters of a /generate request; ``start``: where the prompt's logprobs do, -1 for none.
+
+    Raises RefusedError.
+    """
     fields = _direct(body)
     if body.sampling_seed is not None:
         if body.seed is not None and body.seed != body.sampling_seed:
@@ -122,6 +137,8 @@ def native_params(body: NativeSampling, logprobs: int | None) -> SamplingParams:
             fields[name] = value
     fields["logprobs"] = logprobs
     fields["grammar"] = grammar_of(body, prefix="sampling_params.")
+    if start != -1:
+        fields |= {"prompt_logprobs": logprobs, "logprob_start_len": start}
     return msgspec.convert(fields, SamplingParams)
 
 

@@ -132,6 +132,8 @@ FLAGS: list[tuple[list[str], str, str]] = [
     (["--no-such-flag"], "--no-such-flag", "unrecognized"),
     (["--temperature", "nan"], "temperature", "between 0 and"),
     (["--logit-bias", "{"], "logit_bias", "JSON object"),
+    (["--bad-words-ids", "[1]"], "bad_words_ids", "JSON list of lists"),
+    (["--allowed-token-ids", "-1"], "allowed_token_ids", "outside the vocabulary"),
     (["--stop-token-ids", "x"], "--stop-token-ids", "invalid int"),
     (["--top-k", "0"], "top_k", "-1 (all)"),
     (["--logprobs", "2"], "--logprobs", "add --json"),

@@ -39,6 +39,8 @@ def params_mix() -> Iterator[SamplingParams]:
         {"presence_penalty": 0.4, "frequency_penalty": 0.2},
         {"logit_bias": {3: 2.5, 9: -50.0}},
         {"min_new_tokens": 20, "ignore_eos": False},
+        {"bad_words_ids": ((5,), (9, 2), (7, 7, 7), (1, 3, 1))},
+        {"allowed_token_ids": tuple(range(3, 36))},
         {"logprobs": 2},
     ]
     features.append({key: value for feature in features for key, value in feature.items()})

@@ -11,7 +11,7 @@ from outrider.engine_core.plan import TokenLogprobs
 from outrider.engine_core.sampling_params import SamplingParams
 
 from ..reference import sampling_ref as ref
-from .driver import Drafts, Driver, bigram_driver
+from .driver import Drafts, Driver, bigram_driver, chain
 
 VOCAB = 23
 EOS = (0, 4)
@@ -39,7 +39,19 @@ def random_params(rng: random.Random) -> SamplingParams:
         if on() < 0.5
         else {},
         logprobs=rng.choice([None, 0, 3]),
+        **random_bans(rng),  # type: ignore[arg-type]
     )
+
+
+def random_bans(rng: random.Random) -> dict[str, object]:
+    """Sequences of up to four of a few tokens, and a list that leaves most tokens out."""
+    bans: dict[str, object] = {}
+    if rng.random() < 0.4:
+        some = [[rng.randrange(6) for _ in range(rng.randint(1, 4))] for _ in range(12)]
+        bans["bad_words_ids"] = tuple(tuple(ban) for ban in some)
+    if rng.random() < 0.3:
+        bans["allowed_token_ids"] = (*rng.sample(range(VOCAB), 6), VOCAB - 1)
+    return bans
 
 
 def reference_params(params: SamplingParams) -> ref.Params:
@@ -54,6 +66,8 @@ def reference_params(params: SamplingParams) -> ref.Params:
         bias=params.logit_bias,
         min_new_tokens=params.min_new_tokens,
         eos_ids=EOS,
+        bans=params.bad_words_ids,
+        allowed=params.allowed_token_ids,
     )
 
 
@@ -138,7 +152,7 @@ def test_every_position_of_every_row_matches_the_reference(seed: int) -> None:
         expected = request.target([])
         assert driver.enter(slot, prompt, params, request.seed, EOS, before) == expected
         request.output = [*before, expected]
-    for _ in range(10):
+    for _ in range(14):
         slots = rng.sample(sorted(requests), rng.randint(1, 8))
         drafts = {slot: requests[slot].draft(rng) for slot in slots}
         emitted, result = driver.verify(drafts)
@@ -181,11 +195,12 @@ def test_a_slot_with_nothing_special_costs_no_column() -> None:
     driver, _ = enter_one(SamplingParams(temperature=0.0), make_table(2))
     table, edits = driver.state.sampling, driver.state.edits
     assert (table.featured, edits.counts.output.shape[0]) == (0, 0)
-    assert (edits.biases, edits.masked, table.logprobs) == ({}, {}, {})
-    driver.enter(0, [1], SamplingParams(logit_bias={1: 2.0}, min_new_tokens=2), 0, EOS)
-    assert table.featured == 1
+    assert (edits.biases, edits.masked, edits.bans, table.logprobs) == ({}, {}, {}, {})
+    some = SamplingParams(logit_bias={1: 2.0}, min_new_tokens=2, bad_words_ids=((1, 2),))
+    driver.enter(0, [1], some, 0, EOS)
+    assert (table.featured, list(edits.bans)) == (1, [0])
     driver.state.reset()
-    assert (table.featured, edits.biases, edits.masked) == (0, {}, {})
+    assert (table.featured, edits.biases, edits.masked, edits.bans) == (0, {}, {}, {})
 
 
 def test_eos_is_legal_exactly_after_min_new_tokens() -> None:
@@ -228,3 +243,35 @@ def test_bad_logits_off_the_accepted_path_harm_nobody() -> None:
     emitted, result = driver.verify({0: Drafts([wrong], [0])})
     assert emitted[0] == [request.target([])]
     assert not result.errors
+
+
+@pytest.mark.parametrize("output", [[], [1, 2, 1]], ids=["fresh", "retracted"])
+def test_a_draft_that_completes_a_banned_sequence_is_refused_at_every_depth(
+    output: list[int],
+) -> None:
+    check_banned_sequences(bigram_driver(alternating_table()), output)
+
+
+def alternating_table() -> torch.Tensor:
+    """A model that counts 1, 2, 1, 2, ..., and takes 7 where it may not."""
+    table = torch.zeros(VOCAB, VOCAB)
+    for token in range(VOCAB):
+        table[token, 2 if token == 1 else 1] = 5.0
+        table[token, 7] = 1.0
+    return table
+
+
+def check_banned_sequences(driver: Driver, output: list[int]) -> None:
+    """History and drafts complete sequences of two to four in the alternating model."""
+    params = SamplingParams(temperature=0.0, bad_words_ids=((1, 2, 1, 2), (7, 2), (9,)))
+    tokens = [*output, driver.enter(0, [1, 2, 1, 2], params, 0, EOS, output)]
+    while len(tokens) < 30:
+        drafts = [(1, 2)[(len(tokens) + i) % 2] for i in range(7)]
+        tokens += driver.verify({0: chain(drafts)})[0][0]
+    assert tuple(tokens[:4]) == (1, 2, 1, 7)
+    assert not any(
+        tuple(tokens[at : at + len(ban)]) == ban
+        for ban in params.bad_words_ids
+        for at in range(len(tokens))
+    )
+    assert tokens.count(1) > 5

@@ -32,6 +32,9 @@ FILTERED = ref.Params(
 )  # fmt: skip
 
 
+BANNED = ref.Params(temperature=1.5, bans=((2, 3), (1, 4, 0), (5,)), allowed=(0, 2, 3, 4, 5, 1))
+
+
 @lru_cache
 def models_of(folder: Path, vocab: int) -> Models:
     """Drafts that are right often enough, and wrong often enough."""
@@ -96,6 +99,15 @@ def test_filters_penalties_and_bias_hold_where_drafts_know_none(place: Path) -> 
     law = law_of(models.target, 6, 3, True)
     assert all(law[cell] > 0 for cell in found)
     assert sum(probability > 0 for probability in law.values()) < len(law)
+    assert p_value({cell: p for cell, p in law.items() if p > 0}, found) > LEAST_P
+
+
+def test_bans_hold_where_drafts_know_none(place: Path) -> None:
+    models = models_of(place, 6)
+    with draft_core(models, "STANDALONE", CHAIN, **FLAGS) as made:
+        found = tokens_behind_the_first(made, 4, BANNED)
+    law = behind_the_first(joint_of(models.target, 6, 4, BANNED))
+    assert all(law[cell] > 0 for cell in found)
     assert p_value({cell: p for cell, p in law.items() if p > 0}, found) > LEAST_P
 
 

@@ -101,7 +101,7 @@ def test_a_lease_keeps_the_page_that_it_copies_until_the_step_is_in() -> None:
     assert pages is not None
     cache.insert(tokens, pages, "")
     for copied in (True, False):
-        prefix = cache.enter_recomputing(tokens, "")
+        prefix = cache.enter_recomputing(tokens, "", len(tokens) - 1)
         assert (prefix.length, prefix.pages.tolist()) == (7, pages[:1].tolist())
         assert prefix.source == pages[1]
         lease = Lease(cache, "", prefix)
@@ -113,16 +113,16 @@ def test_a_lease_keeps_the_page_that_it_copies_until_the_step_is_in() -> None:
             assert cache.tree.locked_pages == 1
         lease.release(pages[:1], 1, 1)
         assert cache.tree.locked_pages == 0
-    prefix = cache.without_copy(cache.enter_recomputing(tokens, ""))
+    prefix = cache.without_copy(cache.enter_recomputing(tokens, "", len(tokens) - 1))
     assert (prefix.length, prefix.source, cache.tree.locked_pages) == (4, 0, 1)
     cache.unlock(prefix.node)
-    assert cache.enter_recomputing(tokens[:3], "").length == 0
-    assert cache.enter_recomputing(tokens[:8], "").length == 7  # all but the last token
+    assert cache.enter_recomputing(tokens[:3], "", 2).length == 0
+    assert cache.enter_recomputing(tokens[:8], "", 7).length == 7  # all but the last token
     single = PrefixCache(8, 1, True)
     owned = single.alloc(3)
     assert owned is not None
     single.insert(tokens[:3], owned, "")
-    prefix = single.enter_recomputing(tokens, "")
+    prefix = single.enter_recomputing(tokens, "", len(tokens) - 1)
     assert (prefix.length, prefix.source, single.tree.locked_pages) == (2, 0, 2)
 
 

@@ -40,6 +40,7 @@ from outrider.engine_core.messages import (
 )
 from outrider.engine_core.plan import TokenLogprobs
 from outrider.engine_core.refusal import Refused
+from outrider.engine_core.sampling_params import SamplingParams
 from outrider.frontend.tokenizer import Tokenizer
 
 MODEL = Path(__file__).parents[2] / "models" / "pycoder-11m"
@@ -198,6 +199,7 @@ class FakeCore:
                             logprobs=logprobs(part, params.logprobs),
                             finish=finish if last else None,
                             stats=stats(len(prompt), start + len(part)) if last else None,
+                            prompt_logprobs=() if start else prompt_scores(prompt, params),
                         ),
                     )
                 ),
@@ -231,7 +233,12 @@ def logprobs(tokens: list[int], top: int | None) -> tuple[TokenLogprobs, ...]:
         return ()
     ids = array("i", range(100, 100 + top)).tobytes()
     values = array("f", [-1.0 - rank for rank in range(top)]).tobytes()
-    return tuple(TokenLogprobs(token, -0.5, ids, values) for token in tokens)
+    return tuple(TokenLogprobs(token, -0.5, ids, values, 7) for token in tokens)
+
+
+def prompt_scores(prompt: list[int], params: SamplingParams) -> tuple[TokenLogprobs, ...]:
+    """The log-probabilities of :func:`logprobs`, of the prompt's tokens that are to have some."""
+    return logprobs(prompt[max(1, params.logprob_start_len) :], params.prompt_logprobs)
 
 
 def stats(prompt_tokens: int, completion_tokens: int) -> RequestStats:

@@ -8,14 +8,12 @@ from outrider.frontend.http.native import NativeRequest
 from outrider.frontend.http.sampling import NativeSampling
 
 BODIES = (ChatRequest, CompletionRequest, NativeRequest, NativeSampling)
-# Taken by a body only so that its refusal can depend on the value.
-REFUSED_BY_VALUE = {"logprob_start_len", "echo", "best_of", "suffix"}
 
 
 def test_every_field_of_a_body_is_supported() -> None:
     for body in BODIES:
         for name in body.__struct_fields__:
-            assert is_supported(name) or name in REFUSED_BY_VALUE, (body.__name__, name)
+            assert is_supported(name), (body.__name__, name)
 
 
 def test_every_supported_field_is_taken_by_some_body() -> None:

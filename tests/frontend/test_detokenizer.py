@@ -81,8 +81,8 @@ def test_emoji_split_over_tokens_never_shows_a_replacement_character() -> None:
     assert not any("\ufffd" in part for part in parts)
 
 
-@pytest.mark.parametrize("no_stop_trim", [True, False])
-def test_stop_strings_under_any_split(no_stop_trim: bool) -> None:
+@pytest.mark.parametrize("kept", ["token", "stop", "nothing"])
+def test_stop_strings_under_any_split(kept: str) -> None:
     reached: Counter[str] = Counter()
     alphabet = st.text(alphabet="ab\n", max_size=30)
     stops = st.lists(st.text(alphabet="ab\n", min_size=1, max_size=5), min_size=1, max_size=3)
@@ -94,8 +94,12 @@ def test_stop_strings_under_any_split(no_stop_trim: bool) -> None:
         expected = TOKENIZER.decode(ids)
         if matched is not None:
             reached["same stop earlier"] += expected.index(matched) < start
-            expected = expected if no_stop_trim else expected[:start]
-        detokenizer = Detokenizer(TOKENIZER, [], stops=stops, no_stop_trim=no_stop_trim)
+            ends = {"token": len(expected), "stop": start + len(matched), "nothing": start}
+            reached["cut"] += ends["stop"] < len(expected)
+            expected = expected[: ends[kept]]
+        detokenizer = Detokenizer(
+            TOKENIZER, [], stops=stops, no_stop_trim=kept == "token", include_stop=kept == "stop"
+        )
         *parts, last = [p for p in split(ids, cuts) if p] or [[]]
         got, pushed = "", 0
         for part in parts:
@@ -111,7 +115,7 @@ def test_stop_strings_under_any_split(no_stop_trim: bool) -> None:
     check()
     assert min(reached["matched"], reached["released"]) >= 40
     assert reached["held"] >= 15
-    assert reached["same stop earlier"] >= 5
+    assert min(reached["same stop earlier"], reached["cut"]) >= 5
 
 
 def stopped(ids: list[int], stops: list[str], least: int) -> tuple[list[int], str | None, int]:
@@ -152,6 +156,7 @@ def test_stop_tokens_are_trimmed_and_kept_on_request() -> None:
     finish = FinishReason("stop", b)
     assert Detokenizer(TOKENIZER, []).push([a, b], finish) == "a"
     assert Detokenizer(TOKENIZER, [], no_stop_trim=True).push([a, b], finish) == "ab"
+    assert Detokenizer(TOKENIZER, [], include_stop=True).push([a, b], finish) == "ab"
     eos = TOKENIZER.encode("<|endoftext|>")[0]
     shown = Detokenizer(TOKENIZER, [], skip_special=False, no_stop_trim=True)
     assert shown.push([a, eos], FinishReason("stop", eos)) == "a<|endoftext|>"

@@ -118,6 +118,9 @@ def test_extras_reach_the_core(server: LiveServer, client: openai.OpenAI) -> Non
             "repetition_penalty": 1.1,
             "ignore_eos": True,
             "stop_token_ids": [3],
+            "bad_words": ["total"],
+            "bad_words_ids": [[4, 5]],
+            "allowed_token_ids": [6, 7],
             "priority": 4,
             "cache_salt": "tenant",
             "rid": "my-id",
@@ -130,6 +133,9 @@ def test_extras_reach_the_core(server: LiveServer, client: openai.OpenAI) -> Non
     assert (params.repetition_penalty, params.ignore_eos) == (1.1, True)
     assert (params.stop_token_ids, params.logit_bias) == ((3,), {5: -15.0})
     assert (params.temperature, params.seed) == (0.5, 7)
+    assert (params.bad_words, params.allowed_token_ids) == ((), (6, 7))
+    assert params.bad_words_ids[0] == (4, 5)
+    assert len(params.bad_words_ids) > 1
     assert (request.priority, request.cache_salt) == (4, "tenant")
     assert not request.speculative
 

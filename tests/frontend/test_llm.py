@@ -84,14 +84,16 @@ def test_one_stop_string(llm: LLM) -> None:
 
 def test_logprobs_are_in_the_json_forms() -> None:
     ids, values = np.array([7, 8], np.int32).tobytes(), np.array([-0.5, -2], np.float32).tobytes()
-    entry = TokenLogprobs(token=7, value=-0.5, top_ids=ids, top_values=values)
-    done = Completion(0, "a", (7,), "length", None, {}, (entry,))
+    entry = TokenLogprobs(token=7, value=-0.5, top_ids=ids, top_values=values, rank=1)
+    done = Completion(0, "a", (7,), "length", None, {}, (entry,), (entry, entry))
     best = [{"token": 7, "logprob": -0.5}, {"token": 8, "logprob": -2.0}]
-    expected = [{"token": 7, "logprob": -0.5, "top_logprobs": best}]
+    expected = [{"token": 7, "logprob": -0.5, "rank": 1, "top_logprobs": best}]
     assert GenerationResult("p", 1, (done,)).summary()["logprobs"] == expected
+    assert GenerationResult("p", 1, (done,)).summary()["prompt_logprobs"] == 2 * expected
     assert batch_run._fields(done)["logprobs"] == expected
-    bare = msgspec.structs.replace(done, logprobs=())
-    assert "logprobs" not in GenerationResult("p", 1, (bare,)).summary()
+    assert batch_run._fields(done)["prompt_logprobs"] == 2 * expected
+    bare = msgspec.structs.replace(done, logprobs=(), prompt_logprobs=())
+    assert not {"logprobs", "prompt_logprobs"} & GenerationResult("p", 1, (bare,)).summary().keys()
 
 
 def test_streaming_and_leaving_early(llm: LLM) -> None:

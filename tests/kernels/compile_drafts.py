@@ -1,5 +1,5 @@
-"""Compiles the Triton kernels of drafts and of packed prompts for Hopper, which needs no GPU; run
-as a script.
+"""Compiles the Triton kernels of drafts, of bans and of packed prompts for Hopper, which needs no
+GPU; run as a script.
 
 The interpreter takes more than the compiler does: a name of two types, methods of constants.
 """
@@ -28,6 +28,7 @@ from outrider.kernels import (
     rejection_sample_gpu,
     rms_norm_gpu,
     simulate_survival_gpu,
+    token_bans_gpu,
     verify_lens_gpu,
     window_layout_gpu,
 )
@@ -176,6 +177,21 @@ def main() -> None:
     compile_one(rms_norm_gpu._rms_norm, norm, GAINS=3, GEMMA=False, **sizes)
     compile_one(add_rms_norm_gpu._add_rms_norm, norm, GEMMA=False, **sizes)
     compile_one(embedding_gpu._embed, norm, **sizes)
+
+    banned = {
+        "i": "cu_q node_cu slots disallowed ban_counts ban_bounds ban_tokens tails tokens "
+        "accept_lens",
+        "l": "input_ids tree_bits",
+        "f": "edited",
+    }
+    for fixed in ({}, {"bounds": 1, "room": 1, "words": 1}):
+        for kernel, sizes in (
+            (token_bans_gpu._mask_always, {"BLOCK": 1024}),
+            (token_bans_gpu._mask_after, {"DEPTH": 32}),
+            (token_bans_gpu._push_kernel, {"WIDTH": 5, "DEPTH": 32}),
+        ):
+            own = {name: one for name, one in fixed.items() if name in kernel.arg_names}
+            compile_one(kernel, banned, **sizes, **own)
 
     attended = {
         "h": "query_ptr key_ptr value_ptr out_ptr",

@@ -24,6 +24,8 @@ class Params:
     bias: dict[int, float] = field(default_factory=dict)
     min_new_tokens: int = 0
     eos_ids: tuple[int, ...] = ()
+    bans: tuple[tuple[int, ...], ...] = ()
+    allowed: tuple[int, ...] | None = None
 
     @property
     def greedy(self) -> bool:
@@ -54,7 +56,7 @@ def gumbel(seed: int, position: int, token: int) -> float:
 def process(
     logits: Sequence[float], params: Params, prompt: Sequence[int], output: Sequence[int]
 ) -> list[float]:
-    """Penalties, bias and minimum length."""
+    """Penalties, bias, minimum length and bans."""
     counts = Counter(output)
     seen = set(prompt) | set(output)
     out = []
@@ -66,8 +68,16 @@ def process(
         value += params.bias.get(token, 0.0)
         if len(output) < params.min_new_tokens and token in params.eos_ids:
             value = -math.inf
+        if params.allowed is not None and token not in params.allowed:
+            value = -math.inf
+        if any(ends_with([*output, token], ban) for ban in params.bans):
+            value = -math.inf
         out.append(value)
     return out
+
+
+def ends_with(tokens: Sequence[int], ban: Sequence[int]) -> bool:
+    return list(tokens[len(tokens) - len(ban) :]) == list(ban) if len(ban) <= len(tokens) else False
 
 
 def kept(scaled: Sequence[float], params: Params) -> list[int]:

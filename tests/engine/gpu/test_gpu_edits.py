@@ -23,7 +23,15 @@ from outrider.engine_core.worker import WorkerInfo
 
 from ..cores import RandomDrafter, drive, request, tokens_of
 from ..driver import Driver, bigram_driver, chain
-from ..test_processors import EOS, VOCAB, Request, make_table, random_params
+from ..test_processors import (
+    EOS,
+    VOCAB,
+    Request,
+    alternating_table,
+    check_banned_sequences,
+    make_table,
+    random_params,
+)
 from ..tiny import bigram_config
 from .gpu_driver import DEVICE, GpuBigram, GpuDriver
 
@@ -161,6 +169,34 @@ def test_an_end_token_may_have_a_bias_and_be_named_twice() -> None:
     assert driver.verify({0: None})[0][0] == [0]
 
 
+@pytest.mark.parametrize("output", [[], [1, 2, 1]], ids=["fresh", "retracted"])
+def test_a_draft_that_completes_a_banned_sequence_is_refused_at_every_depth(
+    output: list[int],
+) -> None:
+    check_banned_sequences(gpu_bigram(alternating_table()), output)
+
+
+def test_bans_get_their_room_when_the_first_request_has_them_and_leave_with_it() -> None:
+    driver = gpu_bigram(torch.zeros(40, 40))
+    edits = driver.device_state.edits
+    driver.enter(0, [3], SamplingParams(temperature=0.0, logit_bias={5: 1.0}))
+    assert not edits.bans.used
+    layout = edits.layout
+    banned = tuple((token,) for token in range(39))
+    assert driver.enter(1, [3], SamplingParams(temperature=0.0, bad_words_ids=banned)) == 39
+    assert driver.enter(2, [3], SamplingParams(temperature=0.0, allowed_token_ids=(38, 35))) == 35
+    assert edits.layout == layout + 2
+    many = ((0,), *((token % 30, token % 7) for token in range(900)))  # all below 7 after 1
+    assert driver.enter(3, [3], SamplingParams(temperature=0.0, bad_words_ids=many)) == 1
+    assert edits.layout == layout + 3
+    assert driver.verify({0: None, 1: None, 2: None, 3: None})[0] == {
+        0: [5], 1: [39], 2: [35], 3: [7]
+    }  # fmt: skip
+    for slot in (1, 2, 3):
+        driver.enter(slot, [3], SamplingParams(temperature=0.0, logit_bias={6: 1.0}))
+    assert driver.verify({1: None, 2: None, 3: None})[0] == {1: [6], 2: [6], 3: [6]}
+
+
 class GoodDrafter(RandomDrafter):
     """Random drafts, half of whose tokens are the two that the requests like best."""
 
@@ -231,7 +267,8 @@ def test_requests_that_are_retracted_end_as_the_reference_says(
     rng = random.Random(3)
     edits: list[dict[str, object]] = [
         {"ignore_eos": True},
-        {"ignore_eos": True, "repetition_penalty": 1.3},
+        {"ignore_eos": True, "bad_words_ids": ((1, 1), (2, 1, 2), (1, 2, 2)), "seed": 4},
+        {"ignore_eos": True, "repetition_penalty": 1.3, "allowed_token_ids": (1, 2, 5, 9)},
         {
             "max_new_tokens": 14,
             "temperature": 0.8,
