@@ -8,6 +8,7 @@ import torch
 
 from ..cython_ext.batch_assembly import assemble
 from ..cython_ext.step_rows import resolve_rows
+from ..engine_core.accept_rules import AcceptRule
 from ..engine_core.config import CoreConfig
 from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
@@ -74,23 +75,22 @@ class StepRunner:
             mean, survival = config.engine.simulate_survival, None
             if mean is not None:
                 survival = SimulatedSurvival(mean, config.draft_width - 1, simulate_survival)
-            drawn = config.engine.speculative_use_rejection_sampling
-            self.draft_with(drafter, config.ragged, drawn, survival)
+            self.draft_with(drafter, config.ragged, config.engine.accept_rule, survival)
         return drafter
 
     def draft_with(
         self,
         drafter: DeviceDrafter,
         ragged: RaggedVerify | None = None,
-        drawn: bool = False,
+        rule: AcceptRule = "coupled",
         survival: SimulatedSurvival | None = None,
     ) -> None:
         """Let ``drafter`` fill the verify rows of steps that are not late-bound.
 
-        ``ragged``: which of its drafts are verified; None for all. ``drawn``: sampled rows draw
-        their drafts, which rejection sampling accepts. ``survival``: see StepDrafts.
+        ``ragged``: which of its drafts are verified; None for all. ``rule``, ``survival``: see
+        StepDrafts.
         """
-        self._drafts = StepDrafts(drafter, self.state, ragged, drawn, survival)
+        self._drafts = StepDrafts(drafter, self.state, ragged, rule, survival)
 
     def reset(self) -> None:
         """Forget every slot; only while idle."""

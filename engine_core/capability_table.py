@@ -15,8 +15,8 @@ SUPPORTED = (
     exact(
         "temperature",
         ("temperature",),
-        "target's distribution at every accepted position, by the coupled rule or, with "
-        "--speculative-use-rejection-sampling, by that one",
+        "target's distribution at every accepted position, by the coupled rule or, where "
+        "the flags ask for them, by rejection sampling or block verification",
     ),
     exact("top_k", ("top_k",)),
     exact("top_p", ("top_p",)),
@@ -25,8 +25,8 @@ SUPPORTED = (
         "seed",
         ("seed", "sampling_seed"),
         "coupled rule: same tokens alone or in any batch, with any drafter and draft length; with "
-        "--speculative-use-rejection-sampling only with the same draft model, drafted lengths and "
-        "flags: fix them with --speculative-length-policy fixed and "
+        "--speculative-use-rejection-sampling or --speculative-use-block-verification only with the "
+        "same draft model, drafted lengths and flags: fix them with --speculative-length-policy fixed and "
         "--speculative-ragged-verify-mode static",
     ),
     exact("n", ("n",), "sample i of a seeded request draws with a seed of its own"),

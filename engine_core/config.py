@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from .accept_rules import DRAWING, AcceptRule
 from .device_config import refuse_on
 from .draft_config import SpecShape
 from .draft_window import WindowPool, window_pool
@@ -208,6 +209,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "chains (topk 1) and blocks of draft models"
         ),
     ] = False
+    speculative_use_block_verification: Annotated[
+        bool,
+        Doc(
+            description="rejection sampling, which it turns on, that decides about all drafts of a "
+            "row together: at least as many are accepted as one after the other, from the same "
+            "distribution; for chains and blocks of draft models, with --speculative-ragged-"
+            "verify-mode static, on a CPU"
+        ),
+    ] = False
     speculative_length_policy: Annotated[
         Literal["auto", "fixed"],
         Doc(description="auto: draft only where measured times say it pays; fixed: always"),
@@ -320,6 +330,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             speculative_eagle_topk=shape.topk,
             speculative_num_draft_tokens=shape.num_draft_tokens,
         )
+
+    @property
+    def accept_rule(self) -> AcceptRule:
+        """By which the drafts of sampled requests are accepted."""
+        if self.speculative_use_block_verification:
+            return "block"
+        return "rejection" if self.speculative_use_rejection_sampling else "coupled"
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether sampled requests draw their drafts, which are accepted by both models' laws."""
+        return self.accept_rule in DRAWING
 
     @property
     def simulated(self) -> bool:

@@ -103,7 +103,7 @@ def _record_bytes(config: EngineConfig, draft: DraftSource) -> int:
     passes = draft.shape.steps - (draft.config.algorithm != "STANDALONE")
     each = _CHAIN_KERNELS if draft.shape.topk == 1 else _TREE_KERNELS
     kernels = layers + _EXTEND_KERNELS + passes * (layers + each)
-    if config.speculative_use_rejection_sampling:
+    if config.draws_drafts:
         kernels += draft.shape.steps * _DRAWN_KERNELS + _JUDGED_KERNELS
     return record_bytes(config, kernels, draft.shape.num_draft_tokens)
 
@@ -117,7 +117,7 @@ def _state_bytes(config: EngineConfig, draft: DraftSource, context: int, item: i
     if draft.config.algorithm != "STANDALONE" and draft.config.block is None:
         pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
         slot = 4 * pages * config.page_size + model.hidden_size * item + 12 * draft.shape.topk
-        slot += model.hidden_size * item * config.speculative_use_rejection_sampling
+        slot += model.hidden_size * item * config.draws_drafts
     return slots(config) * slot + rotary_bytes(model)
 
 
@@ -176,7 +176,7 @@ def _drawn_bytes(
     on_cuda: bool,
 ) -> int:
     """Where drafts are drawn, the logits that they came from, kept until acceptance."""
-    if not config.speculative_use_rejection_sampling:
+    if not config.draws_drafts:
         return 0
     drafts, known = rows * draft.shape.steps, draft.config.draft_vocab_size
     if on_cuda:

@@ -96,7 +96,7 @@ class GpuWorker:
         drafter = make_drafter(config, page_table, self._model, self._kv, self._draft)
         if drafter is not None:
             self._step.drafter = drafter
-            self._step.draws = config.engine.speculative_use_rejection_sampling
+            self._step.draws = config.engine.draws_drafts
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)
         if drafter is not None and config.ragged.mode != "static":
             pdl = launches_dependents(self._device)
