@@ -25,9 +25,9 @@ SUPPORTED = (
         "seed",
         ("seed", "sampling_seed"),
         "coupled rule: same tokens alone or in any batch, with any drafter and draft length; with "
-        "--speculative-use-rejection-sampling or --speculative-use-block-verification only with the "
-        "same draft model, drafted lengths and flags: fix them with --speculative-length-policy fixed and "
-        "--speculative-ragged-verify-mode static",
+        "--speculative-use-rejection-sampling or --speculative-use-block-verification only with "
+        "the same draft model, drafted lengths and flags: fix them with "
+        "--speculative-length-policy fixed and --speculative-ragged-verify-mode static",
     ),
     exact("n", ("n",), "sample i of a seeded request draws with a seed of its own"),
     exact("stop strings", ("stop",), "matched on generated text, token by token"),
