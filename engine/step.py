@@ -14,13 +14,16 @@ from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ..engine_core.ragged_verify import RaggedVerify
 from ..kernels.simulate_survival import simulate_survival
+from ..kernels.threshold_sample import Thresholds
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .kv_pool import KVPool, copy_pages
 from .models import Model
+from .sampling.acceptance import Acceptance, TriedDrafts, thresholds_of
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
+from .sampling.tree_parents import tree_parents
 from .speculative.device_drafter import DeviceDrafter, LoadedModel
 from .speculative.drafter_maker import make_drafter
 from .speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival
@@ -67,9 +70,11 @@ class StepRunner:
         self._buffers = StepBuffers()
         self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self._drafts: StepDrafts | None = None
+        self._thresholds: Thresholds | None = None
 
     def prepare(self, config: CoreConfig, draft: LoadedModel | None) -> DeviceDrafter | None:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
+        self._thresholds = thresholds_of(config.engine)
         drafter = make_drafter(config, self.state.page_table, self._model, self._kv, draft)
         if drafter is not None:
             mean, survival = config.engine.simulate_survival, None
@@ -184,14 +189,16 @@ class StepRunner:
         logits = self._logits(drafted.batch, hidden)
         slots, rows = drafted.slots, len(drafted.slots)
         node_cu = buffers.node_cu[: rows + 1]
-        held = None
-        if self._drafts is not None:
-            held = self._drafts.held(plan, drafts, drafted.batch, node_cu)
+        most = None if self._drafts is None else self._drafts.most
+        acceptance: Acceptance | None = None
+        if self._thresholds is not None:
+            acceptance = self._tried(self._thresholds, drafted, node_cu, most)
+        elif self._drafts is not None:
+            acceptance = self._drafts.held(plan, drafts, drafted.batch, node_cu)
         targets = choose_targets(
             logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts,
-            held,
+            acceptance,
         )  # fmt: skip
-        most = None if self._drafts is None else self._drafts.most
         simulated = self._simulated
         if self._drafts is not None and self._drafts.survived is not None:
             simulated, most = EVERYTHING, self._drafts.survived
@@ -217,6 +224,25 @@ class StepRunner:
             bad = np.flatnonzero((accept_lens == 0) & (np.diff(node_cu) > 0)).tolist()
             errors = tuple(RowError(row, _BAD_LOGITS) for row in bad)
         return self._result(plan, drafts, drafted, total, logprobs, errors)
+
+    def _tried(
+        self, thresholds: Thresholds, drafted: Drafted, node_cu: I32, most: I32 | None
+    ) -> TriedDrafts | None:
+        """The drafts that nodes try, where rows have any."""
+        batch, buffers = drafted.batch, self._buffers
+        nodes, rows = len(batch.logits_index), len(drafted.slots)
+        if nodes <= rows:
+            return None
+        parents = tree_parents(
+            batch.logits_index,
+            torch.from_numpy(np.repeat(np.arange(rows), np.diff(node_cu))),
+            batch.cu_q,
+            torch.from_numpy(node_cu),
+            torch.from_numpy(buffers.parents) if drafted.branches else None,
+            batch.positions,
+            None if most is None else torch.from_numpy(most),
+        )
+        return TriedDrafts(batch.input_ids[batch.logits_index], parents, thresholds)
 
     def _result(
         self,

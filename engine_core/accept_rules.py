@@ -8,11 +8,12 @@ from .refusal import Refused
 if TYPE_CHECKING:
     from .config import EngineConfig
 
-AcceptRule = Literal["coupled", "rejection", "block"]
+AcceptRule = Literal["coupled", "threshold", "rejection", "block"]
 DRAWING: frozenset[AcceptRule] = frozenset(("rejection", "block"))  # they know q
 
 _REJECTION = "speculative_use_rejection_sampling"
 _BLOCK = "speculative_use_block_verification"
+_THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 
 
 def drawing_flag(config: "EngineConfig") -> str:
@@ -20,8 +21,28 @@ def drawing_flag(config: "EngineConfig") -> str:
     return _REJECTION if config.speculative_use_rejection_sampling else _BLOCK
 
 
+def rule_notes(config: "EngineConfig") -> list[str]:
+    """What to tell the user of a rule that gives up the promise of the others."""
+    return [
+        f"{field}: {getattr(config, field)} is lossy: what sampled requests with drafts emit is not "
+        "the target's distribution (greedy requests stay exact)"
+        for field in _THRESHOLDS
+        if getattr(config, field) < 1.0
+    ]
+
+
 def refuse_rule(config: "EngineConfig", spec: DrafterSpec) -> Refused | None:
     """Flags of a rule that go neither with the drafter nor with each other."""
+    for field in _THRESHOLDS:
+        value: float = getattr(config, field)
+        if not 0.0 <= value <= 1.0:
+            return Refused(field, f"must be between 0 and 1, got {value}")
+        if value < 1.0 and config.draws_drafts:
+            return Refused(
+                field,
+                f"is of drafts that the target alone judges; leave it out, or "
+                f"--{drawing_flag(config).replace('_', '-')}",
+            )
     if not config.draws_drafts:
         return None
     return _refuse_drawing(drawing_flag(config), spec) or _refuse_blocks(config)

@@ -200,6 +200,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "if unset"
         ),
     ] = None
+    speculative_accept_threshold_single: Annotated[
+        float,
+        Doc(
+            description="sampled requests accept a draft to which the target gives at least this "
+            "probability; below 1 outputs are not the target's distribution any more"
+        ),
+    ] = 1.0
+    speculative_accept_threshold_acc: Annotated[
+        float,
+        Doc(
+            description="sampled requests accept a draft of probability p with p / this, siblings "
+            "added up; below 1 outputs are not the target's distribution any more"
+        ),
+    ] = 1.0
     speculative_use_rejection_sampling: Annotated[
         bool,
         Doc(
@@ -336,7 +350,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """By which the drafts of sampled requests are accepted."""
         if self.speculative_use_block_verification:
             return "block"
-        return "rejection" if self.speculative_use_rejection_sampling else "coupled"
+        if self.speculative_use_rejection_sampling:
+            return "rejection"
+        return "threshold" if self.lossy else "coupled"
+
+    @property
+    def lossy(self) -> bool:
+        """Whether sampled outputs are not of the target's distribution, by the user's wish."""
+        single = self.speculative_accept_threshold_single
+        return single < 1.0 or self.speculative_accept_threshold_acc < 1.0
 
     @property
     def draws_drafts(self) -> bool:

@@ -4,8 +4,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from ...engine_core.config import EngineConfig
 from ...kernels.block_verify_cpu import block_verify
 from ...kernels.rejection_sample_cpu import rejection_sample
+from ...kernels.threshold_sample import Thresholds
+from ...kernels.threshold_sample_cpu import threshold_sample
 from .node_drafts import NodeDrafts
 
 
@@ -30,6 +33,15 @@ class Acceptance(Protocol):
         ...
 
 
+def thresholds_of(config: EngineConfig) -> Thresholds | None:
+    """The thresholds, where the flags ask for this rule."""
+    if config.accept_rule != "threshold":
+        return None
+    return Thresholds(
+        config.speculative_accept_threshold_single, config.speculative_accept_threshold_acc
+    )
+
+
 class DrawnDrafts(NamedTuple):
     """Rejection sampling of drafts that were drawn, one by one or, ``blocks``, all of a row."""
 
@@ -44,3 +56,20 @@ class DrawnDrafts(NamedTuple):
             logits, *columns, drafts.tokens[index], drafts.logits, drafts.rows[index],
             drafts.draft_ids,
         )  # fmt: skip
+
+
+class TriedDrafts(NamedTuple):
+    """Drafts of any kind, tried by what the target gives them: ``tokens`` and ``parents`` int64[N],
+    see ``kernels/threshold_sample.py``."""
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    thresholds: Thresholds
+
+    def choose(self, index: torch.Tensor, logits: torch.Tensor, columns: Columns) -> torch.Tensor:
+        """See ``Acceptance``."""
+        number = torch.full_like(self.parents, -1)
+        number[index] = torch.arange(len(index))
+        parents = self.parents[index]
+        parents = torch.where(parents < 0, -1, number[parents])
+        return threshold_sample(logits, *columns, self.tokens[index], parents, self.thresholds)

@@ -10,10 +10,11 @@ from outrider.engine_core.draft_config import DraftAlgorithm
 from outrider.kernels import block_verify_cpu
 
 from .draft_cores import ALGORITHMS
-from .drawn_chains import FILTERED, drawn, shifted
+from .drafted_law import FILTERED, drawn, shifted
 from .joint_law import LEAST_P
 
-RULE = "speculative_use_block_verification"
+RULE = {"speculative_use_block_verification": True}
+TOKENS = {"speculative_use_rejection_sampling": True}
 
 
 @pytest.fixture(autouse=True)
@@ -31,20 +32,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_triples_follow_the_joint_law_and_more_drafts_are_kept(
     place: Path, algorithm: DraftAlgorithm
 ) -> None:
-    block = drawn(place, algorithm, 6, 4, RULE)
+    block = drawn(place, algorithm, 6, 4, **RULE)
     assert block.p > LEAST_P
-    assert (
-        block.accepted
-        > drawn(place, algorithm, 6, 4, "speculative_use_rejection_sampling").accepted
-    )
+    assert block.accepted > drawn(place, algorithm, 6, 4, **TOKENS).accepted
 
 
 def test_pairs_of_a_larger_vocabulary_follow_it(place: Path) -> None:
-    assert drawn(place, "EAGLE", 16, 3, RULE).p > LEAST_P
+    assert drawn(place, "EAGLE", 16, 3, **RULE).p > LEAST_P
 
 
 def test_filters_penalties_and_bias_hold_where_drafts_know_none(place: Path) -> None:
-    filtered = drawn(place, "EAGLE3", 6, 3, RULE, FILTERED)
+    filtered = drawn(place, "EAGLE3", 6, 3, FILTERED, **RULE)
     assert all(filtered.law[cell] > 0 for cell in filtered.found)
     assert filtered.p > LEAST_P
 
@@ -67,4 +65,4 @@ def test_a_planted_fault_is_caught(
     place: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     monkeypatch.setattr(*FAULTS[fault])
-    assert drawn(place, "EAGLE3", 6, 4, RULE).p < 1e-8
+    assert drawn(place, "EAGLE3", 6, 4, **RULE).p < 1e-8

@@ -13,10 +13,10 @@ from outrider.kernels import draft_ops_cpu, rejection_sample_cpu
 from outrider.kernels.noise_streams import ACCEPT, RESIDUAL
 
 from .draft_cores import ALGORITHMS
-from .drawn_chains import FILTERED, drawn, shifted
+from .drafted_law import FILTERED, drawn, shifted
 from .joint_law import LEAST_P
 
-RULE = "speculative_use_rejection_sampling"
+RULE = {"speculative_use_rejection_sampling": True}
 
 
 @pytest.fixture(autouse=True)
@@ -32,16 +32,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_triples_follow_the_joint_law(place: Path, algorithm: DraftAlgorithm) -> None:
-    assert drawn(place, algorithm, 6, 4, RULE).p > LEAST_P
+    assert drawn(place, algorithm, 6, 4, **RULE).p > LEAST_P
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_pairs_of_a_larger_vocabulary_follow_it(place: Path, algorithm: DraftAlgorithm) -> None:
-    assert drawn(place, algorithm, 16, 3, RULE).p > LEAST_P
+    assert drawn(place, algorithm, 16, 3, **RULE).p > LEAST_P
 
 
 def test_filters_penalties_and_bias_hold_where_drafts_know_none(place: Path) -> None:
-    filtered = drawn(place, "EAGLE3", 6, 3, RULE, FILTERED)
+    filtered = drawn(place, "EAGLE3", 6, 3, FILTERED, **RULE)
     assert all(filtered.law[cell] > 0 for cell in filtered.found)
     assert sum(chance > 0 for chance in filtered.law.values()) < len(filtered.law)
     assert filtered.p > LEAST_P
@@ -76,4 +76,4 @@ def test_a_planted_fault_is_caught(
 ) -> None:
     for owner, name, value in FAULTS[fault]:
         monkeypatch.setattr(owner, name, value)
-    assert drawn(place, "EAGLE3", 6, 4, RULE).p < 1e-8
+    assert drawn(place, "EAGLE3", 6, 4, **RULE).p < 1e-8

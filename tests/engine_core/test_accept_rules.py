@@ -1,9 +1,11 @@
 """Rules of acceptance: what each flag goes with, and what is refused by name."""
 
+import math
 from typing import Any
 
 import pytest
 
+from outrider.engine_core.accept_rules import rule_notes
 from outrider.engine_core.config import EngineConfig, refuse_config
 from outrider.engine_core.device_config import refuse_on
 from outrider.engine_core.draft_config import SpecShape
@@ -16,6 +18,7 @@ BLOCK = "speculative_use_block_verification"
 TREE = {
     "speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 5,
 }  # fmt: skip
+THRESHOLDS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 MODELS = ("EAGLE", "EAGLE3", "STANDALONE")
 
 
@@ -89,3 +92,33 @@ def test_block_verification_runs_on_a_cpu() -> None:
     assert refused is not None
     assert (refused.field, refused.status) == (BLOCK, 501)
     assert "no GPU kernel" in refused.reason
+
+
+@pytest.mark.parametrize("field", THRESHOLDS)
+def test_thresholds_are_probabilities_of_drafters(field: str) -> None:
+    for algorithm in (*MODELS, "NGRAM", "DFLASH", "DSPARK"):
+        for value in (0.0, 0.5, 1.0):
+            wanted = config(algorithm, **{field: value})
+            assert refuse_config(wanted) is None
+            assert wanted.lossy == (value < 1)
+            assert wanted.accept_rule == ("threshold" if value < 1 else "coupled")
+    for algorithm, fields, reason in (
+        ("EAGLE", {field: 1.1}, "between 0 and 1"),
+        ("EAGLE", {field: -0.1}, "between 0 and 1"),
+        ("EAGLE", {field: math.nan}, "between 0 and 1"),
+        ("EAGLE", {field: 0.5, REJECTION: True}, "or --speculative-use-rejection-sampling"),
+        ("EAGLE", {field: 0.5, BLOCK: True}, "or --speculative-use-block-verification"),
+        (None, {field: 0.5}, "needs --speculative-algorithm"),
+    ):
+        refused = refuse_config(config(algorithm, **fields))
+        assert refused is not None
+        assert refused.field == field
+        assert reason in refused.reason
+
+
+def test_lossy_rules_say_so() -> None:
+    assert rule_notes(config("EAGLE")) == []
+    notes = rule_notes(config("EAGLE", **dict.fromkeys(THRESHOLDS, 0.25)))
+    assert len(notes) == 2
+    for field, note in zip(THRESHOLDS, notes, strict=True):
+        assert note.startswith(f"{field}: 0.25 is lossy")

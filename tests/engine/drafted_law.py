@@ -1,4 +1,4 @@
-"""Chains that draft models drew, judged by rules that know both models' laws: their joint law."""
+"""What draft models draft, judged by other rules than the coupled one: the joint law of tokens."""
 
 from collections import Counter
 from functools import lru_cache
@@ -58,13 +58,15 @@ def drawn(
     algorithm: DraftAlgorithm,
     vocab: int,
     length: int,
-    flag: str,
     wanted: ref.Params = WARM,
+    shape: SpecShape = CHAIN,
+    /,
+    **flags: object,
 ) -> Drawn:
-    """``flag`` asks for the rule."""
+    """``flags`` ask for the rule."""
     models = models_of(place, vocab)
-    flags: dict[str, object] = {flag: True, "max_running_requests": 256, "max_total_tokens": 16384}
-    with draft_core(models, algorithm, CHAIN, **flags) as made:
+    flags = {"max_running_requests": 256, "max_total_tokens": 16384, **flags}
+    with draft_core(models, algorithm, shape, **flags) as made:
         found = Counter(tokens[1:] for tokens in draw(made.core, length, wanted))
         stats = made.core.stats(0)
     assert stats.spec_accepted_tokens > 1_000
