@@ -19,10 +19,11 @@ from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .kv_pool import KVPool, copy_pages
 from .models import Model
-from .sampling.acceptance import Acceptance, TriedDrafts, thresholds_of
+from .sampling.acceptance import Acceptance, TriedDrafts
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
+from .sampling.thresholds import thresholds_of
 from .sampling.tree_parents import tree_parents
 from .speculative.device_drafter import DeviceDrafter, LoadedModel
 from .speculative.drafter_maker import make_drafter

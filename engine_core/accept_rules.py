@@ -24,8 +24,8 @@ def drawing_flag(config: "EngineConfig") -> str:
 def rule_notes(config: "EngineConfig") -> list[str]:
     """What to tell the user of a rule that gives up the promise of the others."""
     return [
-        f"{field}: {getattr(config, field)} is lossy: what sampled requests with drafts emit is not "
-        "the target's distribution (greedy requests stay exact)"
+        f"{field}: {getattr(config, field)} is lossy: what sampled requests with drafts emit is "
+        "not the target's distribution (greedy requests stay exact)"
         for field in _THRESHOLDS
         if getattr(config, field) < 1.0
     ]

@@ -10,6 +10,7 @@ from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
 from ...kernels.logit_edits_gpu import count_emitted, edit_logits
 from ...kernels.step_layout_gpu import lay_out
+from ...kernels.threshold_sample import Thresholds
 from ...kernels.verify_walk_gpu import verify_walk
 from ..agreement import Ranks
 from ..dependent_launch import launches_dependents
@@ -21,7 +22,7 @@ from ..speculative.draft_law import DraftNoise
 from ..speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival, Survived
 from ..speculative.target_features import run_target
 from .ragged_step import Cut, RaggedStep
-from .sampled_targets import Drawn, sample_targets
+from .sampled_targets import Drawn, Tried, sample_targets
 from .staging import StagingViews
 from .state import DeviceState
 
@@ -80,7 +81,8 @@ class DeviceStep:
     the model, if there are several. The leading one alone ``decides`` targets and accept lengths;
     all of them draft and lay batches out, from state on which they agree. ``pools``: the KV pools
     that share the target's page numbers. ``draws``: sampled rows draw their drafts, which rejection
-    sampling accepts. ``survival``: by which drafts are accepted, and are said to be, instead.
+    sampling accepts; ``thresholds``: by which sampled rows accept theirs. ``survival``: by which
+    drafts are accepted, and are said to be, instead.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class DeviceStep:
         self.drafter = drafter
         self.ragged: RaggedStep | None = None
         self.draws = False
+        self.thresholds: Thresholds | None = None
         self.survival: SimulatedSurvival | None = None
         self._ranks = ranks
         self.decides = ranks is None or ranks.leads
@@ -164,7 +167,10 @@ class DeviceStep:
         batch = self._lay_out(staging, shape, starts)
         hidden, features = run_target(self._model, batch, self._kv, self.drafter)
         if self.decides:
-            logits, targets = self._target(hidden, batch, staging, shape, drawn)
+            judged: Drawn | Tried | None = drawn
+            if self.thresholds is not None and shape.width > 1:
+                judged = Tried(self.thresholds, staging.node_cu, staging.parents, most)
+            logits, targets = self._target(hidden, batch, staging, shape, judged)
         else:
             logits, targets = hidden.new_empty(0, 0), batch.positions.new_empty(0)
         path = self._accept(staging, shape, batch, targets, starts, out, features, most, survived)
@@ -176,7 +182,7 @@ class DeviceStep:
         batch: ForwardBatch,
         staging: StagingViews,
         shape: StepShape,
-        drawn: Drawn | None,
+        judged: Drawn | Tried | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, V] (not edited) and targets int64[N], from hidden states [T, H]."""
         if shape.nodes is not None:
@@ -186,7 +192,7 @@ class DeviceStep:
         if not shape.sampled:
             return logits, greedy_argmax(edited, pdl=self._pdl)
         sampling, all_nodes = self.state.sampling, shape.nodes is None
-        return logits, sample_targets(edited, batch, all_nodes, sampling, drawn, self._pdl)
+        return logits, sample_targets(edited, batch, all_nodes, sampling, judged, self._pdl)
 
     def _cut(
         self,

@@ -20,6 +20,7 @@ from ..models import GpuModel
 from ..models.block_net import GpuBlockNet
 from ..models.draft_net import GpuDraftNet
 from ..models.torch_block import block_of
+from ..sampling.thresholds import thresholds_of
 from ..speculative.device_drafter import LoadedModel, window_of
 from ..speculative.drafter_maker import make_drafter
 from ..speculative.simulate import SimulatedSurvival
@@ -94,6 +95,7 @@ class GpuWorker:
         """Make the device's drafter and capture the steps that the core is expected to plan."""
         page_table = self._step.state.page_table
         drafter = make_drafter(config, page_table, self._model, self._kv, self._draft)
+        self._step.thresholds = thresholds_of(config.engine)
         if drafter is not None:
             self._step.drafter = drafter
             self._step.draws = config.engine.draws_drafts

@@ -4,7 +4,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ...engine_core.config import EngineConfig
 from ...kernels.block_verify_cpu import block_verify
 from ...kernels.rejection_sample_cpu import rejection_sample
 from ...kernels.threshold_sample import Thresholds
@@ -31,15 +30,6 @@ class Acceptance(Protocol):
         """int64[M]: the tokens of nodes ``index`` int64[M], all nodes of their rows, from edited
         logits float32[M, V]."""
         ...
-
-
-def thresholds_of(config: EngineConfig) -> Thresholds | None:
-    """The thresholds, where the flags ask for this rule."""
-    if config.accept_rule != "threshold":
-        return None
-    return Thresholds(
-        config.speculative_accept_threshold_single, config.speculative_accept_threshold_acc
-    )
 
 
 class DrawnDrafts(NamedTuple):

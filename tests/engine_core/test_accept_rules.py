@@ -102,15 +102,16 @@ def test_thresholds_are_probabilities_of_drafters(field: str) -> None:
             assert refuse_config(wanted) is None
             assert wanted.lossy == (value < 1)
             assert wanted.accept_rule == ("threshold" if value < 1 else "coupled")
-    for algorithm, fields, reason in (
+    cases: list[tuple[str | None, dict[str, object], str]] = [
         ("EAGLE", {field: 1.1}, "between 0 and 1"),
         ("EAGLE", {field: -0.1}, "between 0 and 1"),
         ("EAGLE", {field: math.nan}, "between 0 and 1"),
         ("EAGLE", {field: 0.5, REJECTION: True}, "or --speculative-use-rejection-sampling"),
         ("EAGLE", {field: 0.5, BLOCK: True}, "or --speculative-use-block-verification"),
         (None, {field: 0.5}, "needs --speculative-algorithm"),
-    ):
-        refused = refuse_config(config(algorithm, **fields))
+    ]
+    for name, fields, reason in cases:
+        refused = refuse_config(config(name, **fields))
         assert refused is not None
         assert refused.field == field
         assert reason in refused.reason
