@@ -171,6 +171,19 @@ def test_triples_follow_it_under_the_coupled_rule(place: Path) -> None:
     assert counters.trimmed_drafts > 300
 
 
+def test_a_node_at_a_cap_tries_no_draft(place: Path) -> None:
+    """Thresholds, whose law is another: capped in either way the tokens are the same."""
+    both = [
+        drawn(
+            place, 6, "dspark", fair, TIMES, 0.4, speculative_ragged_verify_mode=mode,
+            speculative_use_rejection_sampling=False, speculative_accept_threshold_acc=0.7,
+        )
+        for mode in RAGGED
+    ]  # fmt: skip
+    assert both[0].found == both[1].found
+    assert both[0].counters.trimmed_drafts > 300
+
+
 def of_itself(
     head: ConfidenceWeights,
     w1: torch.Tensor | None,
