@@ -228,8 +228,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Doc(
             description="rejection sampling, which it turns on, that decides about all drafts of a "
             "row together: at least as many are accepted as one after the other, from the same "
-            "distribution; for chains and blocks of draft models, with --speculative-ragged-"
-            "verify-mode static, on a CPU"
+            "distribution; for chains and blocks of draft models, with "
+            "--speculative-ragged-verify-mode static"
         ),
     ] = False
     speculative_length_policy: Annotated[

@@ -81,13 +81,6 @@ def refuse_on(config: "EngineConfig", device: Device) -> Refused | None:
 
 
 def _refuse_on_cuda(config: "EngineConfig") -> Refused | None:
-    if config.speculative_use_block_verification:
-        return Refused(
-            "speculative_use_block_verification",
-            "has no GPU kernel yet; use --speculative-use-rejection-sampling alone, which keeps "
-            "the same distribution, or --device cpu",
-            501,
-        )
     topk = config.speculative_eagle_topk
     if topk is None or topk <= MAX_CUDA_TOPK:
         return None

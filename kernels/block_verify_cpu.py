@@ -4,12 +4,10 @@ from typing import NamedTuple
 
 import torch
 
-from .noise_streams import ACCEPT, RESIDUAL
+from .noise_streams import ACCEPT, PLACES, RESIDUAL
 from .philox import philox_words
 from .rejection_sample import beyond, draft_law, left_over, target_law
 from .rejection_sample_cpu import draw_filtered, draw_unfiltered
-
-PLACES = 64  # coins that a round may ask for, one a draft
 
 
 def block_verify(

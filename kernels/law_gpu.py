@@ -205,6 +205,40 @@ def tile_law(
 
 
 @triton.jit
+def draft_row_law(
+    parts: tl.tensor, row: tl.tensor, splits: tl.tensor, draft_vocab: tl.tensor,
+    draft_heat: tl.tensor, S: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """(columns, base, total) of what a row's draft was drawn from; no columns where that is no
+    law."""
+    part = tl.arange(0, S)
+    peak, total = gather_sum(parts + 2, row * splits + part, part < splits, draft_heat)
+    lawful = (tl.abs(peak) < float("inf")) & (total > 0)
+    return (
+        tl.where(lawful, draft_vocab, 0),
+        tl.where(lawful, peak, 0.0),
+        tl.where(lawful, total, 1.0),
+    )
+
+
+@triton.jit
+def draft_tile_law(
+    row_logits: tl.tensor, draft_ids: tl.tensor, ids: tl.tensor, columns: tl.tensor,
+    base: tl.tensor, total: tl.tensor, draft_heat: tl.tensor, vocab: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """q of a tile's tokens."""
+    column = ids
+    known = ids < vocab
+    if draft_ids is not None:
+        column = tl.load(draft_ids + ids, mask=known, other=-1)
+        known = column >= 0
+    known = known & (column < columns)
+    y = tl.load(row_logits + column, mask=known, other=float("-inf")).to(tl.float32)
+    known = known & (y > float("-inf"))
+    return tl.where(known, weight(tl.where(known, y, base), base, draft_heat) / total, 0.0)
+
+
+@triton.jit
 def pick_drawn(
     scores: tl.tensor, ids_in: tl.tensor, row: tl.tensor, splits: tl.tensor, vocab: tl.tensor,
     S: tl.constexpr,

@@ -14,14 +14,14 @@ from .coupled_sample_gpu import coupled_sample
 from .gumbel_gpu import load_tile, philox_words, screening_noise
 from .law_gpu import (
     LawBuffers,
-    gather_sum,
+    draft_row_law,
+    draft_tile_law,
     is_judged,
     lead,
     measure_laws,
     pick_drawn,
     row_law,
     tile_law,
-    weight,
 )
 from .logit_cut_gpu import BLOCK, search_cuts
 from .noise_streams import ACCEPT, RESIDUAL
@@ -57,12 +57,8 @@ def _draw_left(
     draft_heat = tl.maximum(heat, _LEAST_HEAT)
     seed, position = tl.load(seeds + row), tl.load(positions + row)
     draft, draft_row = tl.load(drafts + row), tl.load(draft_rows + row).to(tl.int64)
-    part = tl.arange(0, S)
-    draft_peak, draft_total = gather_sum(parts + 2, row * splits + part, part < splits, draft_heat)
-    lawful = (tl.abs(draft_peak) < float("inf")) & (draft_total > 0)
-    draft_base = tl.where(lawful, draft_peak, 0.0)
-    columns = tl.where(lawful, draft_vocab, 0)
-    draft_total = tl.where(lawful, draft_total, 1.0)
+    columns, draft_base, draft_total = draft_row_law(parts, row, splits, draft_vocab, draft_heat, S)
+    row_logits = draft_logits + draft_row * draft_stride
     best = tl.full((), float("-inf"), tl.float32)
     best_id = tl.zeros((), tl.int32) + vocab
     whole = best
@@ -71,18 +67,9 @@ def _draw_left(
         tile = chunk * tiles_each + step
         ids, x = load_tile(logits + row * stride, tile, vocab)
         p, left = tile_law(ids, x, top, cut, left, base, total, heat, min_p, vocab)
-        column = ids
-        known = ids < vocab
-        if draft_ids is not None:
-            column = tl.load(draft_ids + ids, mask=known, other=-1)
-            known = column >= 0
-        known = known & (column < columns)
-        y = tl.load(
-            draft_logits + draft_row * draft_stride + column, mask=known, other=float("-inf")
-        ).to(tl.float32)
-        known = known & (y > float("-inf"))
-        y = tl.where(known, y, draft_base)
-        q = tl.where(known, weight(y, draft_base, draft_heat) / draft_total, 0.0)
+        q = draft_tile_law(
+            row_logits, draft_ids, ids, columns, draft_base, draft_total, draft_heat, vocab
+        )
         words = philox_words(seed ^ _RESIDUAL, position, tile * BLOCK, BLOCK)
         noise = screening_noise(words)
         best, best_id = lead(best, best_id, p - q, noise, ids, vocab)

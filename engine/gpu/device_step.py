@@ -4,6 +4,7 @@ from typing import NamedTuple, cast
 
 import torch
 
+from ...engine_core.accept_rules import DRAWING, AcceptRule
 from ...engine_core.plan import StepPlan
 from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
@@ -80,9 +81,8 @@ class DeviceStep:
     ``accept_length``: force this mean accept length (for timing alone). ``ranks``: those that share
     the model, if there are several. The leading one alone ``decides`` targets and accept lengths;
     all of them draft and lay batches out, from state on which they agree. ``pools``: the KV pools
-    that share the target's page numbers. ``draws``: sampled rows draw their drafts, which rejection
-    sampling accepts; ``thresholds``: by which sampled rows accept theirs. ``survival``: by which
-    drafts are accepted, and are said to be, instead.
+    that share the target's page numbers. ``rule``: by which sampled rows accept drafts, with its
+    ``thresholds``. ``survival``: by which drafts are accepted, and are said to be, instead.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class DeviceStep:
         self.pools: tuple[KVPool, ...] = (kv,)
         self.drafter = drafter
         self.ragged: RaggedStep | None = None
-        self.draws = False
+        self.rule: AcceptRule = "coupled"
         self.thresholds: Thresholds | None = None
         self.survival: SimulatedSurvival | None = None
         self._ranks = ranks
@@ -216,7 +216,7 @@ class DeviceStep:
         if self.drafter is None or output.proposed is None or output.depths is None:
             return None
         noise: DraftNoise | None = None
-        if self.draws and sampled:
+        if self.rule in DRAWING and sampled:
             table = self.state.sampling
             noise = DraftNoise(table.temperatures, table.seeds, table.sampled)
         law = self.drafter.propose(
@@ -232,7 +232,7 @@ class DeviceStep:
                 noise,
             )
         )
-        return None if law is None else Drawn(law, output.proposed)
+        return None if law is None else Drawn(law, output.proposed, self.rule == "block")
 
     def _lay_out(
         self, staging: StagingViews, shape: StepShape, starts: torch.Tensor

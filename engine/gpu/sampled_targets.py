@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...kernels.block_verify_gpu import block_verify
 from ...kernels.coupled_sample_gpu import coupled_sample
 from ...kernels.rejection_sample_gpu import rejection_sample
 from ...kernels.threshold_sample import Thresholds
@@ -16,10 +17,12 @@ from ..speculative.draft_law import DraftLaw
 
 
 class Drawn(NamedTuple):
-    """Drafts that were drawn: from what, and how many each row has, int32[R]."""
+    """Drafts that were drawn: from what, and how many each row has, int32[R]. ``blocks``: those of
+    a row are judged together."""
 
     law: DraftLaw
     proposed: torch.Tensor
+    blocks: bool
 
 
 class Tried(NamedTuple):
@@ -43,7 +46,7 @@ def sample_targets(
     """int64[N] from the edited logits [N, V]; rows that are not sampled take the argmax.
 
     ``all_nodes``: every token of the batch is a node. Drafts that are ``judged`` are accepted or
-    replaced, by rejection sampling or by thresholds.
+    replaced, by rules that know both laws or by thresholds.
     """
     assert batch.slots is not None, "batches of the device have slots"
     token = torch.arange(len(batch.input_ids), device=logits.device)
@@ -74,6 +77,7 @@ def sample_targets(
             *columns, batch.input_ids[token], parents, judged.thresholds, active=active, pdl=pdl
         )
     held = node_drafts(judged.law, token, row, batch.cu_q, judged.proposed, None, batch.input_ids)
-    return rejection_sample(
+    rule = block_verify if judged.blocks else rejection_sample
+    return rule(
         *columns, held.tokens, held.logits, held.rows, held.draft_ids, active=active, pdl=pdl
     )

@@ -98,7 +98,7 @@ class GpuWorker:
         self._step.thresholds = thresholds_of(config.engine)
         if drafter is not None:
             self._step.drafter = drafter
-            self._step.draws = config.engine.draws_drafts
+            self._step.rule = config.engine.accept_rule
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)
         if drafter is not None and config.ragged.mode != "static":
             pdl = launches_dependents(self._device)

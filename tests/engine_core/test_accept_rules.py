@@ -7,7 +7,7 @@ import pytest
 
 from outrider.engine_core.accept_rules import rule_notes
 from outrider.engine_core.config import EngineConfig, refuse_config
-from outrider.engine_core.device_config import refuse_on
+from outrider.engine_core.device_config import Device, refuse_on
 from outrider.engine_core.draft_config import SpecShape
 from outrider.engine_core.ragged_verify import VARIABLE, with_environment
 from outrider.engine_core.refusal import Refused
@@ -85,13 +85,10 @@ def test_block_verification_takes_no_caps(
         assert f"mode {mode}" in refused.reason
 
 
-def test_block_verification_runs_on_a_cpu() -> None:
-    wanted = config("EAGLE", **{BLOCK: True})
-    assert refuse_on(wanted, "cpu") is None
-    refused = refuse_on(wanted, "cuda")
-    assert refused is not None
-    assert (refused.field, refused.status) == (BLOCK, 501)
-    assert "no GPU kernel" in refused.reason
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_rule_runs_on_every_device(device: Device) -> None:
+    for fields in ({BLOCK: True}, {REJECTION: True}, dict.fromkeys(THRESHOLDS, 0.5)):
+        assert refuse_on(config("EAGLE", **fields), device) is None
 
 
 @pytest.mark.parametrize("field", THRESHOLDS)

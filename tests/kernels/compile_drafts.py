@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 from outrider.kernels import (
     add_rms_norm_gpu,
     block_layout_gpu,
+    block_verify_gpu,
     draft_candidates_gpu,
     draft_extend_gpu,
     draft_input_gpu,
@@ -35,7 +36,15 @@ from outrider.kernels import (
 )
 
 TARGET = GPUTarget("cuda", 90, 32)
-TYPES = {"h": "*bf16", "f": "*fp32", "i": "*i32", "l": "*i64", "b": "*u8", "e": "fp32"}
+TYPES = {
+    "h": "*bf16",
+    "f": "*fp32",
+    "i": "*i32",
+    "l": "*i64",
+    "b": "*u8",
+    "e": "fp32",
+    "d": "*fp64",
+}
 
 
 def compile_one(kernel: Any, pointers: dict[str, str], **constants: object) -> None:
@@ -174,6 +183,13 @@ def main() -> None:
     compile_one(rejection_sample_gpu._draw_left, judged, S=16, G=64, PDL=True)
     compile_one(rejection_sample_gpu._draw_left, judged, S=1, G=1, PDL=False, draft_ids=None)
     compile_one(rejection_sample_gpu._pick_left, judged, S=16, PDL=True)
+
+    block = {**judged, "l": judged["l"] + " firsts", "f": judged["f"] + " masses"}
+    block["d"] = "ratios"
+    for kernel in (block_verify_gpu._note_ratios, block_verify_gpu._draw_beyond):
+        compile_one(kernel, block, S=16, G=64, PDL=True)
+        compile_one(kernel, block, S=1, G=1, PDL=False, draft_ids=None)
+    compile_one(block_verify_gpu._pick_block, block, S=16, PDL=True)
 
     tried = {**judged, "f": judged["f"] + " chances", "l": judged["l"] + " tries parents"}
     for fixed in ({}, {"rows": 1}):

@@ -129,14 +129,17 @@ def test_every_drafter_gives_the_tokens_of_plain_decoding(
     "algorithm",
     ["EAGLE3", *(pytest.param(a, marks=pytest.mark.gpu) for a in ("STANDALONE", "EAGLE"))],
 )
-def test_rejection_sampling_gives_the_tokens_of_the_cpu(
-    models: Models, plain: Tokens, algorithm: DraftAlgorithm
+@pytest.mark.parametrize(
+    "field", ["speculative_use_rejection_sampling", "speculative_use_block_verification"]
+)
+def test_rules_that_know_both_laws_give_the_tokens_of_the_cpu(
+    models: Models, plain: Tokens, algorithm: DraftAlgorithm, field: str
 ) -> None:
     """Those of sampled requests are not plain decoding's, those of greedy ones are.
 
     Float32's rounding decides nothing: with all weights off by 1e-4 the tokens are the same.
     """
-    rule = {"speculative_use_rejection_sampling": True}
+    rule = {field: True}
     with draft_core(models, algorithm, CHAIN, **rule) as made:
         outputs = drive(made.core, requests())
         rejected = made.core.stats(0).spec_draft_tokens - made.core.stats(0).spec_accepted_tokens
