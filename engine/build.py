@@ -4,6 +4,7 @@ import os
 import sys
 from dataclasses import dataclass
 
+from ..engine_core.accept_rules import rule_notes
 from ..engine_core.assembly import Assembly, assemble, load_tail
 from ..engine_core.config import CoreConfig, EngineConfig, resolve_config
 from ..engine_core.core import EngineCore
@@ -51,7 +52,8 @@ def build_engine(config: EngineConfig) -> Engine:
         resolved = resolve_config(config, worker.info())
         if isinstance(resolved, Refused):
             raise RefusedError(resolved)
-        for note in ragged_notes(config, resolved.ragged, resolved.worker.device):
+        notes = ragged_notes(config, resolved.ragged, resolved.worker.device)
+        for note in rule_notes(config) + notes:
             print(f"outrider: warning: {note}", file=sys.stderr, flush=True)
         with memory.guard("the capture of CUDA graphs"):
             worker.prepare(resolved)

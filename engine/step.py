@@ -9,22 +9,27 @@ import torch
 
 from ..cython_ext.batch_assembly import assemble
 from ..cython_ext.step_rows import resolve_rows
+from ..engine_core.accept_rules import AcceptRule
 from ..engine_core.config import CoreConfig
 from ..engine_core.grammar_compiler import GrammarCompiler
 from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ..engine_core.ragged_verify import RaggedVerify
 from ..kernels.simulate_survival import simulate_survival
+from ..kernels.threshold_sample import Thresholds
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .kv_pool import KVPool, copy_pages
 from .models import Model
 from .row_errors import BAD_LOGITS
+from .sampling.acceptance import Acceptance, TriedDrafts
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
 from .sampling.prompt_scores import Piece, score_prompts
 from .sampling.slot_grammars import NodeMasks, RowTokens, SlotGrammars
+from .sampling.thresholds import thresholds_of
+from .sampling.tree_parents import tree_parents
 from .speculative.device_drafter import DeviceDrafter, LoadedModel
 from .speculative.drafter_maker import make_drafter
 from .speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSurvival
@@ -70,6 +75,7 @@ class StepRunner:
         self._buffers = StepBuffers()
         self._simulated = None if accept_length is None else SimulatedAcceptance(accept_length)
         self._drafts: StepDrafts | None = None
+        self._thresholds: Thresholds | None = None
         self._grammars: SlotGrammars | None = None
 
     def obey(self, compiler: GrammarCompiler) -> None:
@@ -78,28 +84,28 @@ class StepRunner:
 
     def prepare(self, config: CoreConfig, draft: LoadedModel | None) -> DeviceDrafter | None:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
+        self._thresholds = thresholds_of(config.engine)
         drafter = make_drafter(config, self.state.page_table, self._model, self._kv, draft)
         if drafter is not None:
             mean, survival = config.engine.simulate_survival, None
             if mean is not None:
                 survival = SimulatedSurvival(mean, config.draft_width - 1, simulate_survival)
-            drawn = config.engine.speculative_use_rejection_sampling
-            self.draft_with(drafter, config.ragged, drawn, survival)
+            self.draft_with(drafter, config.ragged, config.engine.accept_rule, survival)
         return drafter
 
     def draft_with(
         self,
         drafter: DeviceDrafter,
         ragged: RaggedVerify | None = None,
-        drawn: bool = False,
+        rule: AcceptRule = "coupled",
         survival: SimulatedSurvival | None = None,
     ) -> None:
         """Let ``drafter`` fill the verify rows of steps that are not late-bound.
 
-        ``ragged``: which of its drafts are verified; None for all. ``drawn``: sampled rows draw
-        their drafts, which rejection sampling accepts. ``survival``: see StepDrafts.
+        ``ragged``: which of its drafts are verified; None for all. ``rule``, ``survival``: see
+        StepDrafts.
         """
-        self._drafts = StepDrafts(drafter, self.state, ragged, drawn, survival)
+        self._drafts = StepDrafts(drafter, self.state, ragged, rule, survival)
 
     def reset(self) -> None:
         """Forget every slot; only while idle."""
@@ -208,20 +214,22 @@ class StepRunner:
         logits = self._logits(drafted.batch, hidden)
         slots, rows = drafted.slots, len(drafted.slots)
         node_cu = buffers.node_cu[: rows + 1]
-        held = None
-        if self._drafts is not None:
-            held = self._drafts.held(plan, drafts, drafted.batch, node_cu)
         masks: NodeMasks | None = None
         if self._grammars:
             parents = buffers.parents if drafted.branches else None
             cu_q, cu = buffers.cu_q, buffers.node_cu
             tokens = RowTokens(cu_q[:-1], cu_q[1:], cu[:-1], cu[1:], buffers.input_ids, parents)
             masks = self._grammars.masks(slots, plan.kinds, tokens)
+        most = None if self._drafts is None else self._drafts.most
+        acceptance: Acceptance | None = None
+        if self._thresholds is not None:
+            acceptance = self._tried(self._thresholds, drafted, node_cu, most)
+        elif self._drafts is not None:
+            acceptance = self._drafts.held(plan, drafts, drafted.batch, node_cu)
         targets = choose_targets(
             logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts,
-            held, masks,
+            acceptance, masks,
         )  # fmt: skip
-        most = None if self._drafts is None else self._drafts.most
         simulated = self._simulated
         if self._drafts is not None and self._drafts.survived is not None:
             simulated, most = EVERYTHING, self._drafts.survived
@@ -249,6 +257,25 @@ class StepRunner:
             bad = np.flatnonzero((accept_lens == 0) & (np.diff(node_cu) > 0)).tolist()
             errors = tuple(RowError(row, self._wrong(int(slots[row]))) for row in bad)
         return self._result(plan, drafts, drafted, total, logprobs, errors)
+
+    def _tried(
+        self, thresholds: Thresholds, drafted: Drafted, node_cu: I32, most: I32 | None
+    ) -> TriedDrafts | None:
+        """The drafts that nodes try, where rows have any."""
+        batch, buffers = drafted.batch, self._buffers
+        nodes, rows = len(batch.logits_index), len(drafted.slots)
+        if nodes <= rows:
+            return None
+        parents = tree_parents(
+            batch.logits_index,
+            torch.from_numpy(np.repeat(np.arange(rows), np.diff(node_cu))),
+            batch.cu_q,
+            torch.from_numpy(node_cu),
+            torch.from_numpy(buffers.parents) if drafted.branches else None,
+            batch.positions,
+            None if most is None else torch.from_numpy(most),
+        )
+        return TriedDrafts(batch.input_ids[batch.logits_index], parents, thresholds)
 
     def _result(
         self,

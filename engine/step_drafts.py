@@ -5,6 +5,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from ..engine_core.accept_rules import DRAWING, AcceptRule
 from ..engine_core.ids import I32, RowKind, i32, u8
 from ..engine_core.plan import HostDrafts, StepPlan
 from ..engine_core.ragged_verify import RaggedVerify
@@ -13,8 +14,9 @@ from .draft_buffers import DraftBuffers
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .ragged_rows import RaggedRows
+from .sampling.acceptance import DrawnDrafts
 from .sampling.features import Feature
-from .sampling.node_drafts import NodeDrafts, node_drafts
+from .sampling.node_drafts import node_drafts
 from .speculative.device_drafter import DeviceDrafter, DraftRows, SurvivalDrafter, Verdict
 from .speculative.draft_law import DraftLaw, DraftNoise
 from .speculative.simulate import SimulatedSurvival, Survived
@@ -24,8 +26,9 @@ from .step_buffers import StepBuffers
 class StepDrafts:
     """Lets ``drafter`` see rows that may have drafts alone, and steps only what it proposed.
 
-    ``ragged``: which of its drafts are verified; None for all. ``drawn``: sampled rows draw their
-    drafts. ``survival``: by which drafts are accepted, and are said to be, instead.
+    ``ragged``: which of its drafts are verified; None for all. ``rule``: by which drafts are
+    accepted; where it is one of both models, sampled rows draw theirs. ``survival``: by which they
+    are accepted, and are said to be, instead.
     """
 
     def __init__(
@@ -33,13 +36,13 @@ class StepDrafts:
         drafter: DeviceDrafter,
         state: FutureMap,
         ragged: RaggedVerify | None = None,
-        drawn: bool = False,
+        rule: AcceptRule = "coupled",
         survival: SimulatedSurvival | None = None,
     ) -> None:
         self.drafter = drafter
         planned = ragged is not None and ragged.planned
         self._ragged = RaggedRows(ragged) if ragged is not None and planned else None
-        self._drawn = drawn
+        self._rule = rule
         self._law: DraftLaw | None = None
         self._survival = survival
         self.survived: I32 | None = None  # int32[R]: tokens that simulated survival lets a row emit
@@ -78,7 +81,7 @@ class StepDrafts:
         if not rows:
             return None
         drafts = buffers.rows(rows, self._state.seq_lens)
-        if self._drawn:
+        if self._rule in DRAWING:
             drafts = drafts._replace(noise=self._noise(buffers.slots[:rows]))
         self._law = self.drafter.propose(drafts)
         survived: Survived | None = None
@@ -129,7 +132,7 @@ class StepDrafts:
 
     def held(
         self, plan: StepPlan, drafts: HostDrafts | None, batch: ForwardBatch, node_cu: I32
-    ) -> NodeDrafts | None:
+    ) -> DrawnDrafts | None:
         """The drafts that the step's nodes are held against, where they were drawn: none beyond a
         cap. ``node_cu`` int32[R + 1].
         """
@@ -139,7 +142,7 @@ class StepDrafts:
         counts = i32(drafts.counts)
         counts = counts.copy() if self.most is None else np.minimum(counts, self.most - 1)
         row_of_node = np.repeat(np.arange(len(asked)), np.diff(node_cu))
-        return node_drafts(
+        held = node_drafts(
             self._law,
             batch.logits_index,
             torch.from_numpy(row_of_node),
@@ -148,6 +151,7 @@ class StepDrafts:
             torch.from_numpy(np.cumsum(asked) - 1),
             batch.input_ids,
         )
+        return DrawnDrafts(held, self._rule == "block")
 
     def align(
         self,

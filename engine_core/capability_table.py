@@ -11,12 +11,18 @@ SUPPORTED = (
     exact("prompt", ("prompt", "messages", "text", "input_ids"), "chat needs a chat template"),
     exact("model name", ("model",)),
     exact("request id", ("rid",)),
-    exact("greedy", (), "temperature 0 or top_k 1; equal to plain decoding token for token"),
+    exact(
+        "greedy",
+        (),
+        "temperature 0 or top_k 1; equal to plain decoding token for token, whatever the rule",
+    ),
     exact(
         "temperature",
         ("temperature",),
-        "target's distribution at every accepted position, by the coupled rule or, with "
-        "--speculative-use-rejection-sampling, by that one",
+        "target's distribution at every accepted position, by the coupled rule or, where "
+        "the flags ask for them, by rejection sampling or block verification; lossy, not the "
+        "target's distribution, where --speculative-accept-threshold-single or "
+        "--speculative-accept-threshold-acc is below 1, as the server says when it starts",
     ),
     exact("top_k", ("top_k",)),
     exact("top_p", ("top_p",)),
@@ -25,9 +31,10 @@ SUPPORTED = (
         "seed",
         ("seed", "sampling_seed"),
         "coupled rule: same tokens alone or in any batch, with any drafter and draft length; with "
-        "--speculative-use-rejection-sampling only with the same draft model, drafted lengths and "
-        "flags: fix them with --speculative-length-policy fixed and "
-        "--speculative-ragged-verify-mode static",
+        "--speculative-use-rejection-sampling, --speculative-use-block-verification or a "
+        "--speculative-accept-threshold below 1 only with the same drafter, drafted lengths and "
+        "flags: fix them with "
+        "--speculative-length-policy fixed and --speculative-ragged-verify-mode static",
     ),
     exact("n", ("n",), "sample i of a seeded request draws with a seed of its own"),
     exact("stop strings", ("stop",), "matched on generated text, token by token"),

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from .accept_rules import DRAWING, AcceptRule
 from .device_config import refuse_on
 from .draft_config import SpecShape
 from .draft_window import WindowPool, window_pool
@@ -199,6 +200,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "if unset"
         ),
     ] = None
+    speculative_accept_threshold_single: Annotated[
+        float,
+        Doc(
+            description="sampled requests accept a draft to which the target gives at least this "
+            "probability; below 1 outputs are not the target's distribution any more"
+        ),
+    ] = 1.0
+    speculative_accept_threshold_acc: Annotated[
+        float,
+        Doc(
+            description="sampled requests accept a draft of probability p with p / this, siblings "
+            "added up; below 1 outputs are not the target's distribution any more"
+        ),
+    ] = 1.0
     speculative_use_rejection_sampling: Annotated[
         bool,
         Doc(
@@ -206,6 +221,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "each is accepted by what both models give it: more are than by the coupled rule, but "
             "a seed gives the same tokens only with the same draft, drafted lengths and flags; "
             "chains (topk 1) and blocks of draft models"
+        ),
+    ] = False
+    speculative_use_block_verification: Annotated[
+        bool,
+        Doc(
+            description="rejection sampling, which it turns on, that decides about all drafts of a "
+            "row together: at least as many are accepted as one after the other, from the same "
+            "distribution; for chains and blocks of draft models, with "
+            "--speculative-ragged-verify-mode static"
         ),
     ] = False
     speculative_length_policy: Annotated[
@@ -320,6 +344,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             speculative_eagle_topk=shape.topk,
             speculative_num_draft_tokens=shape.num_draft_tokens,
         )
+
+    @property
+    def accept_rule(self) -> AcceptRule:
+        """By which the drafts of sampled requests are accepted."""
+        if self.speculative_use_block_verification:
+            return "block"
+        if self.speculative_use_rejection_sampling:
+            return "rejection"
+        return "threshold" if self.lossy else "coupled"
+
+    @property
+    def lossy(self) -> bool:
+        """Whether sampled outputs are not of the target's distribution, by the user's wish."""
+        single = self.speculative_accept_threshold_single
+        return single < 1.0 or self.speculative_accept_threshold_acc < 1.0
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether sampled requests draw their drafts, which are accepted by both models' laws."""
+        return self.accept_rule in DRAWING
 
     @property
     def simulated(self) -> bool:

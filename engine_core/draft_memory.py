@@ -16,6 +16,7 @@ from .draft_source import DraftSource
 from .draft_window import view_pages, window_pool
 from .graph_sizes import CHUNK_ROWS, graph_rows
 from .memory_parts import (
+    JUDGED_KERNELS,
     OVERRUN_TOKENS,
     StepSize,
     activation_bytes,
@@ -33,8 +34,7 @@ _LAYER_KERNELS, _EXTEND_KERNELS, _CHAIN_KERNELS, _TREE_KERNELS = 10, 16, 6, 20
 # Of a block draft: layout, input, head and injection (two for each layer), and for each token what
 # the Markov head adds.
 _BLOCK_KERNELS, _MARKOV_KERNELS = 16, 6
-# Where drafts are drawn: a draft's own, and what acceptance has once.
-_DRAWN_KERNELS, _JUDGED_KERNELS = 10, 24
+_DRAWN_KERNELS = 10  # a draft's own, where it is drawn
 _LAWS = 5  # float32 of a node and token that a CPU's acceptance has at a time
 _WINDOW_KERNELS = 4  # changes, views' beginnings, views, and where injection writes
 
@@ -103,8 +103,8 @@ def _record_bytes(config: EngineConfig, draft: DraftSource) -> int:
     passes = draft.shape.steps - (draft.config.algorithm != "STANDALONE")
     each = _CHAIN_KERNELS if draft.shape.topk == 1 else _TREE_KERNELS
     kernels = layers + _EXTEND_KERNELS + passes * (layers + each)
-    if config.speculative_use_rejection_sampling:
-        kernels += draft.shape.steps * _DRAWN_KERNELS + _JUDGED_KERNELS
+    if config.draws_drafts:
+        kernels += draft.shape.steps * _DRAWN_KERNELS + JUDGED_KERNELS
     return record_bytes(config, kernels, draft.shape.num_draft_tokens)
 
 
@@ -117,7 +117,7 @@ def _state_bytes(config: EngineConfig, draft: DraftSource, context: int, item: i
     if draft.config.algorithm != "STANDALONE" and draft.config.block is None:
         pages = -(-(context + OVERRUN_TOKENS) // config.page_size)
         slot = 4 * pages * config.page_size + model.hidden_size * item + 12 * draft.shape.topk
-        slot += model.hidden_size * item * config.speculative_use_rejection_sampling
+        slot += model.hidden_size * item * config.draws_drafts
     return slots(config) * slot + rotary_bytes(model)
 
 
@@ -176,7 +176,7 @@ def _drawn_bytes(
     on_cuda: bool,
 ) -> int:
     """Where drafts are drawn, the logits that they came from, kept until acceptance."""
-    if not config.speculative_use_rejection_sampling:
+    if not config.draws_drafts:
         return 0
     drafts, known = rows * draft.shape.steps, draft.config.draft_vocab_size
     if on_cuda:

@@ -23,6 +23,7 @@ KERNEL_BYTES = 145 << 20
 NCCL_BYTES = 1 << 30
 _GRAPH_NODE_BYTES = 4 << 10  # the driver's record of a kernel in an instantiated graph
 
+JUDGED_KERNELS = 24  # what acceptance has where it is more than the coupled draw
 _CUBLAS_WORKSPACE = 32 << 20  # torch's on Hopper, one for each stream that runs matmuls
 _CUBLAS_STREAMS = 2  # eager steps, and captures
 _PROCESSORS = 132  # of an H200
@@ -126,7 +127,8 @@ def graph_size(config: EngineConfig, width: int) -> StepSize:
 
 
 def _record_bytes(config: EngineConfig, model: ModelConfig, width: int) -> int:
-    return record_bytes(config, 10 * model.num_hidden_layers + 20, width)
+    judged = JUDGED_KERNELS if config.lossy else 0
+    return record_bytes(config, 10 * model.num_hidden_layers + 20 + judged, width)
 
 
 def record_bytes(config: EngineConfig, kernels: int, width: int) -> int:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from .accept_rules import drawing_flag
 from .draft_config import SpecShape
 from .drafter_spec import MAX_DRAFT_TOKENS, DrafterSpec
 from .refusal import Refused
@@ -80,11 +81,11 @@ def resolve_shape(
 
 
 def refuse_drawn_tree(config: "EngineConfig", shape: SpecShape) -> Refused | None:
-    """Rejection sampling of drafts that branch."""
-    if not config.speculative_use_rejection_sampling or shape.topk == 1:
+    """Rejection sampling, of one draft or a block of them, of drafts that branch."""
+    if not config.draws_drafts or shape.topk == 1:
         return None
     return Refused(
-        "speculative_use_rejection_sampling",
+        drawing_flag(config),
         f"is for chains, and topk is {shape.topk}; set --speculative-num-steps and "
         "--speculative-eagle-topk 1, or leave it out",
     )

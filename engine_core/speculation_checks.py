@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .accept_rules import refuse_rule
 from .block_shape import BLOCK_FLAGS, refuse_block
 from .drafter_spec import (
     MAX_DRAFT_TOKENS,
@@ -74,10 +75,9 @@ def refuse_speculation(config: "EngineConfig") -> Refused | None:
     refused = refuse_survival(config, spec)
     if refused is not None:
         return refused
-    if config.speculative_use_rejection_sampling:
-        refused = _refuse_rejection(spec)
-        if refused is not None:
-            return refused
+    refused = refuse_rule(config, spec)
+    if refused is not None:
+        return refused
     given = config.speculative_num_draft_tokens
     width = spec.default_num_draft_tokens if given is None else given
     if not MIN_DRAFT_TOKENS <= width <= MAX_DRAFT_TOKENS:
@@ -140,21 +140,6 @@ def _refuse_draft_model(config: "EngineConfig", spec: DrafterSpec) -> Refused | 
     if isinstance(shape, Refused):
         return shape
     return refuse_drawn_tree(config, shape) or refuse_simulation(config, shape.steps + 1)
-
-
-def _refuse_rejection(spec: DrafterSpec) -> Refused | None:
-    """Drafts that were not drawn, or of which nobody knows how."""
-    field = "speculative_use_rejection_sampling"
-    if not spec.gives_q:
-        return Refused(
-            field,
-            f"needs drafts that were drawn with a known probability; {spec.name} has none; leave "
-            "it out: without it sampled drafts are accepted by the coupled rule, which keeps the "
-            "target's distribution too",
-        )
-    if spec.tree and not spec.has_model:
-        return Refused(field, f"is for chains, and {spec.name} drafts trees; leave it out")
-    return None
 
 
 def _changed(config: "EngineConfig", prefix: str) -> list[str]:

@@ -68,10 +68,15 @@ def accept(
 
 def left_over(p: torch.Tensor, q: torch.Tensor, draft_ids: torch.Tensor | None) -> torch.Tensor:
     """[M, V]: max(p - q, 0), not normalised; p where nothing is left."""
+    left = beyond(p, q, draft_ids)
+    return torch.where((left > 0).any(dim=1, keepdim=True), left, p)
+
+
+def beyond(p: torch.Tensor, q: torch.Tensor, draft_ids: torch.Tensor | None) -> torch.Tensor:
+    """[M, V]: max(p - q, 0), not normalised."""
     if draft_ids is not None:
         q = torch.where(draft_ids >= 0, q[:, draft_ids.clamp(min=0).long()], 0)
-    left = (p - q).clamp_(min=0)
-    return torch.where((left > 0).any(dim=1, keepdim=True), left, p)
+    return (p - q).clamp_(min=0)
 
 
 def target_law(

@@ -25,7 +25,7 @@ def rejection_sample(
     drafted = drafts >= 0
     rest = ~drafted
     if rest.any():
-        tokens[rest] = _draw(
+        tokens[rest] = draw_filtered(
             logits[rest], temperatures[rest], top_ks[rest], top_ps[rest], min_ps[rest], seeds[rest],
             positions[rest],
         )  # fmt: skip
@@ -54,7 +54,7 @@ def draw_unfiltered(
 ) -> torch.Tensor:
     """int64[M]: a token a row of float32[M, V], as ``coupled_sample`` without filters."""
     rows = len(logits)
-    return _draw(
+    return draw_filtered(
         logits,
         temperatures,
         torch.zeros(rows, dtype=torch.int32),
@@ -65,7 +65,7 @@ def draw_unfiltered(
     )
 
 
-def _draw(
+def draw_filtered(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
     top_ks: torch.Tensor,
@@ -74,6 +74,7 @@ def _draw(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
+    """int64[M]: ``coupled_sample``'s token of each row of float32[M, V]."""
     tokens = torch.empty(len(logits), dtype=torch.int64)
     coupled_sample(
         logits.contiguous().numpy(), temperatures.numpy(), top_ks.numpy(), top_ps.numpy(),

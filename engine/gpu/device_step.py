@@ -4,6 +4,7 @@ from typing import NamedTuple, cast
 
 import torch
 
+from ...engine_core.accept_rules import DRAWING, AcceptRule
 from ...engine_core.plan import StepPlan
 from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
@@ -11,6 +12,7 @@ from ...kernels.kv_move_gpu import move_accepted
 from ...kernels.logit_masks import mask_words
 from ...kernels.logit_masks_gpu import mask_logits
 from ...kernels.step_layout_gpu import lay_out
+from ...kernels.threshold_sample import Thresholds
 from ...kernels.verify_walk_gpu import verify_walk
 from ..agreement import Ranks
 from ..dependent_launch import launches_dependents
@@ -23,7 +25,7 @@ from ..speculative.simulate import EVERYTHING, SimulatedAcceptance, SimulatedSur
 from ..speculative.target_features import run_target
 from .edited_logits import edited_logits, note_emitted
 from .ragged_step import Cut, RaggedStep
-from .sampled_targets import Drawn, sample_targets
+from .sampled_targets import Drawn, Tried, sample_targets
 from .staging import StagingViews
 from .state import DeviceState
 
@@ -107,8 +109,8 @@ class DeviceStep:
     ``accept_length``: force this mean accept length (for timing alone). ``ranks``: those that share
     the model, if there are several. The leading one alone ``decides`` targets and accept lengths;
     all of them draft and lay batches out, from state on which they agree. ``pools``: the KV pools
-    that share the target's page numbers. ``draws``: sampled rows draw their drafts, which rejection
-    sampling accepts. ``survival``: by which drafts are accepted, and are said to be, instead.
+    that share the target's page numbers. ``rule``: by which sampled rows accept drafts, with its
+    ``thresholds``. ``survival``: by which drafts are accepted, and are said to be, instead.
     """
 
     def __init__(
@@ -125,7 +127,8 @@ class DeviceStep:
         self.pools: tuple[KVPool, ...] = (kv,)
         self.drafter = drafter
         self.ragged: RaggedStep | None = None
-        self.draws = False
+        self.rule: AcceptRule = "coupled"
+        self.thresholds: Thresholds | None = None
         self.survival: SimulatedSurvival | None = None
         self._ranks = ranks
         self.decides = ranks is None or ranks.leads
@@ -239,15 +242,18 @@ class DeviceStep:
     ) -> torch.Tensor:
         """Targets int64[N] from logits [N, V]."""
         shape = laid.shape
-        edited = logits
+        edited, staging = logits, laid.staging
         if shape.edits:
-            edited = edited_logits(logits, laid.batch, laid.staging, self.state, shape.width)
+            edited = edited_logits(logits, laid.batch, staging, self.state, shape.width)
         if masks is not None:
             mask_logits(edited, masks)
         if not shape.sampled:
             return greedy_argmax(edited, pdl=self._pdl)
         sampling, all_nodes = self.state.sampling, shape.nodes is None
-        return sample_targets(edited, laid.batch, all_nodes, sampling, laid.drawn, self._pdl)
+        judged: Drawn | Tried | None = laid.drawn
+        if self.thresholds is not None and shape.width > 1:
+            judged = Tried(self.thresholds, staging.node_cu, staging.parents, laid.most)
+        return sample_targets(edited, laid.batch, all_nodes, sampling, judged, self._pdl)
 
     def _cut(
         self,
@@ -271,7 +277,7 @@ class DeviceStep:
         if self.drafter is None or output.proposed is None or output.depths is None:
             return None
         noise: DraftNoise | None = None
-        if self.draws and sampled:
+        if self.rule in DRAWING and sampled:
             table = self.state.sampling
             noise = DraftNoise(table.temperatures, table.seeds, table.sampled)
         law = self.drafter.propose(
@@ -287,7 +293,7 @@ class DeviceStep:
                 noise,
             )
         )
-        return None if law is None else Drawn(law, output.proposed)
+        return None if law is None else Drawn(law, output.proposed, self.rule == "block")
 
     def _lay_out(
         self, staging: StagingViews, shape: StepShape, starts: torch.Tensor

@@ -21,6 +21,7 @@ from ..models import GpuModel
 from ..models.block_net import GpuBlockNet
 from ..models.draft_net import GpuDraftNet
 from ..models.torch_block import block_of
+from ..sampling.thresholds import thresholds_of
 from ..speculative.device_drafter import LoadedModel, window_of
 from ..speculative.drafter_maker import make_drafter
 from ..speculative.simulate import SimulatedSurvival
@@ -97,9 +98,10 @@ class GpuWorker:
         """Make the device's drafter and capture the steps that the core is expected to plan."""
         page_table = self._step.state.page_table
         drafter = make_drafter(config, page_table, self._model, self._kv, self._draft)
+        self._step.thresholds = thresholds_of(config.engine)
         if drafter is not None:
             self._step.drafter = drafter
-            self._step.draws = config.engine.speculative_use_rejection_sampling
+            self._step.rule = config.engine.accept_rule
             self._packer = StepPacker(self._info.max_slots, self._info.vocab_size, True)
         if drafter is not None and config.ragged.mode != "static":
             pdl = launches_dependents(self._device)

@@ -6,10 +6,9 @@ import torch
 from ...engine_core.ids import I32, U8
 from ...kernels import greedy_argmax_cpu
 from ...kernels.coupled_sample_cpu import coupled_sample
-from ...kernels.rejection_sample_cpu import rejection_sample
 from ..forward_batch import ForwardBatch
+from .acceptance import Acceptance, Columns
 from .features import EDITS, PROCESSED, Feature
-from .node_drafts import NodeDrafts
 from .nodes import Nodes, place_nodes
 from .processors import (
     apply_bans,
@@ -38,15 +37,15 @@ def choose_targets(
     table: SlotTable,
     edits: SlotEdits,
     out_counts: torch.Tensor,
-    drafts: NodeDrafts | None = None,
+    acceptance: Acceptance | None = None,
     masks: NodeMasks | None = None,
 ) -> torch.Tensor:
     """int64[N]: the token that each of the step's N nodes decides on; -1 where unusable.
 
     ``logits`` float32[N, V] stay untouched. ``slots`` int32[R] and ``node_cu`` int32[R + 1] are
-    the step's rows, ``out_counts`` int32[S] the output tokens before it. Nodes of sampled rows
-    accept or replace ``drafts`` by rejection sampling; without any, their noise is the coupled one.
-    ``masks``: of the nodes of rows with a grammar.
+    the step's rows, ``out_counts`` int32[S] the output tokens before it. Nodes of sampled rows go
+    by ``acceptance``; without it their tokens are drawn with the coupled noise. ``masks``: of the
+    nodes of rows with a grammar.
     """
     targets = argmax_rows(logits)
     if not table.featured:
@@ -63,7 +62,7 @@ def choose_targets(
     if not sampled.all():
         chosen[~sampled] = argmax_rows(edited[~sampled])
     if sampled.any():
-        chosen[sampled] = _sample(edited[sampled], nodes, sampled, table, drafts)
+        chosen[sampled] = _sample(edited[sampled], nodes, sampled, table, acceptance)
     targets[nodes.index] = torch.where(targets[nodes.index] < 0, -1, chosen)
     return targets
 
@@ -122,10 +121,10 @@ def _sample(
     nodes: Nodes,
     sampled: torch.Tensor,
     table: SlotTable,
-    drafts: NodeDrafts | None,
+    acceptance: Acceptance | None,
 ) -> torch.Tensor:
     slots = nodes.slots[sampled]
-    columns = (
+    columns = Columns(
         table.temperatures[slots],
         table.top_ks[slots],
         table.top_ps[slots],
@@ -133,10 +132,8 @@ def _sample(
         table.seeds[slots],
         nodes.positions[sampled],
     )
-    if drafts is not None:
-        index = nodes.index[sampled]
-        held = drafts.tokens[index], drafts.logits, drafts.rows[index], drafts.draft_ids
-        return rejection_sample(logits, *columns, *held)
+    if acceptance is not None:
+        return acceptance.choose(nodes.index[sampled], logits, columns)
     tokens = torch.empty(len(slots), dtype=torch.int64)
     temperatures, top_ks, top_ps, min_ps, seeds, positions = (c.numpy() for c in columns)
     coupled_sample(

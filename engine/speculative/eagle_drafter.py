@@ -38,7 +38,7 @@ class EagleDrafter:
         self.hidden = torch.zeros(
             context.slots, net.config.model.hidden_size, dtype=net.dtype, device=device
         )
-        drawn = context.config.speculative_use_rejection_sampling
+        drawn = context.config.draws_drafts
         self.heads = torch.zeros_like(self.hidden) if drawn else None
         self._native: NativeChains | None = None
         if isinstance(net, ChainDraftNet) and not branches and not drawn:

@@ -118,10 +118,10 @@ def random_draft_core(config: EngineConfig, tree: bool) -> Iterator[EngineCore]:
     try:
         resolved = resolve_config(config, worker.info())
         assert not isinstance(resolved, Refused)
+        worker.prepare(resolved)
         times = StepTimes([1, 64], [1e-3, 2e-3])
         width = resolved.draft_width - 1
         controller = LengthController(times, worker.info().max_slots, width, "fixed")
-        worker.prepare(resolved)
         drafter = RandomDrafter(worker.info().vocab_size, width, tree)
         yield EngineCore(
             resolved,

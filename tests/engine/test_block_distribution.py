@@ -139,6 +139,19 @@ def test_dflashs_triples_follow_the_joint_law(place: Path) -> None:
     assert counters.spec_draft_tokens > 2.8 * counters.spec_drafts
 
 
+@pytest.mark.parametrize(("name", "change"), [("dflash", None), ("dspark", fair)])
+def test_triples_follow_it_under_block_verification(
+    place: Path, name: str, change: Change | None
+) -> None:
+    accepted = []
+    for blocks in (True, False):
+        p, counters, _ = drawn(place, 6, name, change, speculative_use_block_verification=blocks)
+        assert p > LEAST_P
+        assert counters.spec_draft_tokens > 2.8 * counters.spec_drafts
+        accepted.append(counters.spec_accepted_tokens / counters.spec_drafts)
+    assert accepted[0] > accepted[1]
+
+
 def test_dflashs_pairs_follow_it_where_the_length_policy_caps(place: Path) -> None:
     p, counters, _ = drawn(
         place, 16, "dflash", None, DEAR, speculative_ragged_verify_mode="cap-accept",
@@ -156,6 +169,19 @@ def test_triples_follow_it_under_the_coupled_rule(place: Path) -> None:
     )  # fmt: skip
     assert p > LEAST_P
     assert counters.trimmed_drafts > 300
+
+
+def test_a_node_at_a_cap_tries_no_draft(place: Path) -> None:
+    """Thresholds, whose law is another: capped in either way the tokens are the same."""
+    both = [
+        drawn(
+            place, 6, "dspark", fair, TIMES, 0.4, speculative_ragged_verify_mode=mode,
+            speculative_use_rejection_sampling=False, speculative_accept_threshold_acc=0.7,
+        )
+        for mode in RAGGED
+    ]  # fmt: skip
+    assert both[0].found == both[1].found
+    assert both[0].counters.trimmed_drafts > 300
 
 
 def of_itself(

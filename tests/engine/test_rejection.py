@@ -1,4 +1,4 @@
-"""Rejection sampling beside what it must leave alone: greedy rows, rows without drafts, seeds."""
+"""Rules that know q beside what they leave alone: greedy rows, rows without drafts, seeds."""
 
 import msgspec
 import pytest
@@ -11,6 +11,7 @@ from .cores import drive, request, tokens_of
 from .draft_cores import ALGORITHMS, VOCAB, Models, draft_core, write_models
 
 Tokens = dict[str, list[int]]
+RULES = ("speculative_use_rejection_sampling", "speculative_use_block_verification")
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +41,12 @@ def requests(drafted: bool = True) -> list[GenerateRequest]:
 def run(
     models: Models,
     algorithm: DraftAlgorithm | None,
-    drawn: bool,
+    rule: str | None,
     drafted: bool = True,
     **flags: object,
 ) -> Tokens:
-    if algorithm is not None:
-        flags["speculative_use_rejection_sampling"] = drawn
+    if rule is not None:
+        flags[rule] = True
     with draft_core(models, algorithm, chunked_prefill_size=16, **flags) as made:
         outputs = drive(made.core, requests(drafted))
         stats = made.core.stats(0)
@@ -60,23 +61,25 @@ def run(
 
 @pytest.fixture(scope="module")
 def plain(models: Models) -> Tokens:
-    return run(models, None, False)
+    return run(models, None, None)
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_greedy_rows_are_plain_decodings_and_seeds_repeat(
-    models: Models, plain: Tokens, algorithm: DraftAlgorithm
+    models: Models, plain: Tokens, algorithm: DraftAlgorithm, rule: str
 ) -> None:
-    first = run(models, algorithm, True)
+    first = run(models, algorithm, rule)
     assert {r: first[r] for r in first if int(r[1:]) % 2 == 0} == {
         r: plain[r] for r in plain if int(r[1:]) % 2 == 0
     }
     assert any(first[r] != plain[r] for r in plain)
-    assert run(models, algorithm, True) == first
-    assert run(models, algorithm, True, max_running_requests=2) == first
+    assert run(models, algorithm, rule) == first
+    assert run(models, algorithm, rule, max_running_requests=2) == first
 
 
+@pytest.mark.parametrize("rule", RULES)
 def test_requests_without_drafts_keep_the_coupled_rules_tokens(
-    models: Models, plain: Tokens
+    models: Models, plain: Tokens, rule: str
 ) -> None:
-    assert run(models, "EAGLE", True, drafted=False) == plain
+    assert run(models, "EAGLE", rule, drafted=False) == plain

@@ -127,36 +127,6 @@ def test_a_flag_of_a_draft_model_is_not_ignored_elsewhere(
     assert ("needs --speculative-algorithm" if algorithm is None else "NGRAM") in refused.reason
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "fields", "reason"),
-    [
-        (None, {}, "needs --speculative-algorithm"),
-        ("NGRAM", {}, "known probability; NGRAM has none"),
-        ("NGRAM", {"speculative_ngram_source": "gpu"}, "NGRAM has none"),
-        ("EAGLE", {STEPS: 3, TOPK: 2, "speculative_num_draft_tokens": 5}, "topk is 2"),
-    ],
-)
-def test_rejection_sampling_needs_drawn_chains(
-    algorithm: str | None, fields: dict[str, object], reason: str
-) -> None:
-    fields = {"speculative_use_rejection_sampling": True, **fields}
-    refused = refuse_config(config(algorithm, **fields))
-    assert refused is not None
-    assert refused.field == "speculative_use_rejection_sampling"
-    assert reason in refused.reason
-
-
-def test_rejection_sampling_takes_chains_of_every_draft_model() -> None:
-    for algorithm in ("EAGLE", "EAGLE3", "STANDALONE"):
-        wanted = config(algorithm, speculative_use_rejection_sampling=True)
-        assert refuse_config(wanted) is None
-        chain, tree = SpecShape(2, 1, 3), SpecShape(3, 4, 8)
-        assert resolve_shape(wanted, algorithm, "llama", chain) == chain
-        refused = resolve_shape(wanted, algorithm, "llama", tree)
-        assert isinstance(refused, Refused)
-        assert refused.field == "speculative_use_rejection_sampling"
-
-
 def test_a_token_map_is_eagles() -> None:
     for algorithm in ("EAGLE", "EAGLE3", "STANDALONE"):
         refused = refuse_config(config(algorithm, speculative_token_map="x.json"))

@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 from outrider.kernels import (
     add_rms_norm_gpu,
     block_layout_gpu,
+    block_verify_gpu,
     draft_candidates_gpu,
     draft_extend_gpu,
     draft_input_gpu,
@@ -23,18 +24,28 @@ from outrider.kernels import (
     embedding_gpu,
     greedy_argmax_gpu,
     inject_kv_gpu,
+    law_gpu,
     markov_latent_gpu,
     paged_attention_gpu,
     rejection_sample_gpu,
     rms_norm_gpu,
     simulate_survival_gpu,
+    threshold_sample_gpu,
     token_bans_gpu,
     verify_lens_gpu,
     window_layout_gpu,
 )
 
 TARGET = GPUTarget("cuda", 90, 32)
-TYPES = {"h": "*bf16", "f": "*fp32", "i": "*i32", "l": "*i64", "b": "*u8", "e": "fp32"}
+TYPES = {
+    "h": "*bf16",
+    "f": "*fp32",
+    "i": "*i32",
+    "l": "*i64",
+    "b": "*u8",
+    "e": "fp32",
+    "d": "*fp64",
+}
 
 
 def compile_one(kernel: Any, pointers: dict[str, str], **constants: object) -> None:
@@ -167,10 +178,25 @@ def main() -> None:
         "i": "top_ks counts tie_counts accepted draft_ids ids_out ids_in",
         "b": "active",
     }
-    compile_one(rejection_sample_gpu._measure, judged, G=64, PDL=True)
+    compile_one(law_gpu.measure_laws, judged, G=64, PDL=True)
+    alone: dict[str, None] = {"draft_logits": None, "draft_rows": None}
+    compile_one(law_gpu.measure_laws, judged, G=64, PDL=True, **alone)
     compile_one(rejection_sample_gpu._draw_left, judged, S=16, G=64, PDL=True)
     compile_one(rejection_sample_gpu._draw_left, judged, S=1, G=1, PDL=False, draft_ids=None)
     compile_one(rejection_sample_gpu._pick_left, judged, S=16, PDL=True)
+
+    block = {**judged, "l": judged["l"] + " firsts", "f": judged["f"] + " masses"}
+    block["d"] = "ratios"
+    for kernel in (block_verify_gpu._note_ratios, block_verify_gpu._draw_beyond):
+        compile_one(kernel, block, S=16, G=64, PDL=True)
+        compile_one(kernel, block, S=1, G=1, PDL=False, draft_ids=None)
+    compile_one(block_verify_gpu._pick_block, block, S=16, PDL=True)
+
+    tried = {**judged, "f": judged["f"] + " chances", "l": judged["l"] + " tries parents"}
+    for fixed in ({}, {"rows": 1}):
+        sizes = {"S": 16, "PDL": True, **fixed}
+        compile_one(threshold_sample_gpu._draw_untried, tried, G=64, **sizes)
+        compile_one(threshold_sample_gpu._pick_child, {**tried, "e": "single scale"}, **sizes)
 
     norm = {"h": "x residual total weight out table", "l": "ids", "e": "eps"}
     sizes = {"WIDTH": 250, "BLOCK": 256, "PDL": True}

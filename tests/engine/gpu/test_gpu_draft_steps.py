@@ -65,7 +65,7 @@ def started(
     shape: SpecShape,
     page_size: int = 16,
     disable_cuda_graph: bool = DEVICE.type == "cpu",
-    drawn: bool = False,
+    **rule: Any,
 ) -> Iterator[tuple[Assembly, GpuWorker]]:
     known = load_model_config(models.target)
     target = GpuDecoder(Checkpoint(models.target), known, DTYPE, DEVICE)
@@ -78,7 +78,7 @@ def started(
             "speculative_num_steps": shape.steps,
             "speculative_eagle_topk": shape.topk,
             "speculative_num_draft_tokens": shape.num_draft_tokens,
-            "speculative_use_rejection_sampling": drawn,
+            **rule,
             "draft": (load(models, algorithm, target), shape),
         }
     with drafting_on_the_gpu(), device_core(target, known, **flags) as made:
@@ -86,10 +86,10 @@ def started(
 
 
 def run(
-    models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape, drawn: bool = False
+    models: Models, algorithm: DraftAlgorithm | None, shape: SpecShape, **rule: Any
 ) -> tuple[Tokens, int]:
-    """Tokens, and how many drafts were accepted; ``drawn``: with rejection sampling."""
-    with started(models, algorithm, shape, drawn=drawn) as (assembly, _):
+    """Tokens, and how many drafts were accepted; ``rule``: flags that ask for one."""
+    with started(models, algorithm, shape, **rule) as (assembly, _):
         outputs = drive(assembly.core, requests())
         accepted = assembly.core.scheduler.counters.spec_accepted_tokens
     return {rid: tokens_of(some) for rid, some in outputs.items()}, accepted
@@ -129,22 +129,45 @@ def test_every_drafter_gives_the_tokens_of_plain_decoding(
     "algorithm",
     ["EAGLE3", *(pytest.param(a, marks=pytest.mark.gpu) for a in ("STANDALONE", "EAGLE"))],
 )
-def test_rejection_sampling_gives_the_tokens_of_the_cpu(
-    models: Models, plain: Tokens, algorithm: DraftAlgorithm
+@pytest.mark.parametrize(
+    "field", ["speculative_use_rejection_sampling", "speculative_use_block_verification"]
+)
+def test_rules_that_know_both_laws_give_the_tokens_of_the_cpu(
+    models: Models, plain: Tokens, algorithm: DraftAlgorithm, field: str
 ) -> None:
     """Those of sampled requests are not plain decoding's, those of greedy ones are.
 
     Float32's rounding decides nothing: with all weights off by 1e-4 the tokens are the same.
     """
-    with draft_core(models, algorithm, CHAIN, speculative_use_rejection_sampling=True) as made:
+    rule = {field: True}
+    with draft_core(models, algorithm, CHAIN, **rule) as made:
         outputs = drive(made.core, requests())
         rejected = made.core.stats(0).spec_draft_tokens - made.core.stats(0).spec_accepted_tokens
-    tokens, accepted = run(models, algorithm, CHAIN, drawn=True)
+    tokens, accepted = run(models, algorithm, CHAIN, **rule)
     wanted = {rid: tokens_of(some) for rid, some in outputs.items()}
     assert tokens == wanted, f"{tokens}, but the CPU's are {wanted}"
     assert tokens["r0"] == plain["r0"]
     assert tokens["r1"] != plain["r1"]
     assert min(accepted, rejected) > 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape"),
+    [("EAGLE3", CHAIN), ("EAGLE", TREE), on_a_gpu("STANDALONE", TREE)],
+    ids=lambda value: value if isinstance(value, str) else f"topk{value.topk}",
+)
+def test_thresholds_give_the_tokens_of_the_cpu(
+    models: Models, plain: Tokens, algorithm: DraftAlgorithm, shape: SpecShape
+) -> None:
+    rule = {"speculative_accept_threshold_acc": 0.01}
+    with draft_core(models, algorithm, shape, **rule) as made:
+        outputs = drive(made.core, requests())
+    tokens, accepted = run(models, algorithm, shape, **rule)
+    wanted = {rid: tokens_of(some) for rid, some in outputs.items()}
+    assert tokens == wanted, f"{tokens}, but the CPU's are {wanted}"
+    assert tokens["r0"] == plain["r0"]
+    assert tokens["r1"] != plain["r1"]
+    assert accepted > 0
 
 
 @pytest.mark.gpu
