@@ -127,7 +127,7 @@ class StepRunner:
             drafts = self._drafts.late(drafts) if plan.late_bound else self._drafts.propose(plan)
         # Leaving out a drawn draft for what it is would shift the distribution.
         fixed = self._drafts is None or not self._drafts.drawn
-        if self._grammars and drafts is not None and fixed:
+        if self._grammars is not None and drafts is not None and fixed:
             drafts, illegal, forced = self._grammars.sift(plan, drafts)
         drafter = None if self._drafts is None else self._drafts.drafter
         drafted = self._draft(plan, drafts)
@@ -215,7 +215,7 @@ class StepRunner:
         slots, rows = drafted.slots, len(drafted.slots)
         node_cu = buffers.node_cu[: rows + 1]
         masks: NodeMasks | None = None
-        if self._grammars:
+        if self._grammars is not None and self._grammars.concern(slots):
             parents = buffers.parents if drafted.branches else None
             cu_q, cu = buffers.cu_q, buffers.node_cu
             tokens = RowTokens(cu_q[:-1], cu_q[1:], cu[:-1], cu[1:], buffers.input_ids, parents)
@@ -237,7 +237,7 @@ class StepRunner:
         if self._share is not None:
             self._share(buffers, rows, int(node_cu[rows]))
         settle(total, scattered, slots, buffers, state, self._kv)
-        if self._grammars:
+        if self._grammars is not None:
             self._grammars.advance(slots, buffers.accept_cu, buffers.emitted)
         accept_lens = buffers.accept_lens[:rows]
         logprobs: tuple[RowLogprobs, ...] = ()

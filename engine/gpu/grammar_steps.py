@@ -52,8 +52,6 @@ class GrammarSteps:
 
     def sift(self, plan: StepPlan, drafts: HostDrafts) -> SiftedDrafts:
         """The host's drafts without what grammars forbid, with what they force."""
-        if not self._grammars:
-            return SiftedDrafts(drafts, 0, 0)
         return self._grammars.sift(plan, drafts)
 
     def fetch(self, laid: LaidOut, packed: Packed, behind: int) -> RowsToCome:
@@ -80,9 +78,7 @@ class GrammarSteps:
             come.host.numpy(), np.cumsum((come.tokens, *planned, edge))
         )
         first, last = come.places, come.places + 1
-        rows = RowTokens(
-            cu_q[first], cu_q[last], node_cu[first], node_cu[last], tokens, parents
-        )  # fmt: skip
+        rows = RowTokens(cu_q[first], cu_q[last], node_cu[first], node_cu[last], tokens, parents)
         found = self._grammars.masks(packed.slots, packed.kinds.tobytes(), rows)
         count, size = found.bits.shape
         masks.fill_(-1)

@@ -52,9 +52,9 @@ class SlotGrammars:
         self._compiler = compiler
         self._matchers: dict[int, LLMatcher] = {}
 
-    def __bool__(self) -> bool:
-        """Whether any slot has a grammar."""
-        return bool(self._matchers)
+    def concern(self, slots: I32) -> bool:
+        """Whether any of these slots has a grammar."""
+        return bool(self._matchers) and not self._matchers.keys().isdisjoint(slots.tolist())
 
     def enter(self, plan: StepPlan) -> None:
         """Requests enter their slots, some with text from before a retraction."""
@@ -75,6 +75,8 @@ class SlotGrammars:
         grammar leaves no choice, those that it forces. The device adds none to a row with drafts.
         """
         counts, caps, slots = i32(drafts.counts), i32(plan.q_caps) - 1, i32(plan.slots)
+        if not self.concern(slots):
+            return SiftedDrafts(drafts, 0, 0)
         verifies = u8(plan.kinds) == RowKind.VERIFY
         cu = np.concatenate(([0], np.cumsum(counts)))
         tokens, parents = i32(drafts.tokens).tolist(), i32(drafts.parents).tolist()
