@@ -31,6 +31,7 @@ from ..engine_core.messages import (
     encode,
 )
 from ..engine_core.refusal import Refused
+from ..engine_core.scheduler import QUEUE_FULL
 from ..engine_core.worker import WorkerFailed
 from .build import Engine
 from .corpus_loader import CorpusLoader
@@ -208,8 +209,8 @@ class CoreServer:
             refused = Refused("request", "the engine core is shutting down", 503)
         elif message.rid in self._owners:
             refused = Refused("rid", f"{message.rid!r} is in flight already; choose another id")
-        elif self._grammars is not None and self._grammars.hold(client, message):
-            refused = None
+        elif self._grammars is not None and self._grammars.waits(message):
+            refused = self._hold(self._grammars, client, message)
         else:
             refused = self._core.submit(message)
         if refused is not None:
@@ -218,9 +219,22 @@ class CoreServer:
         self._owners[message.rid] = client
         self._clients[client].add(message.rid)
 
+    def _hold(
+        self, grammars: GrammarLoader, client: bytes, message: GenerateRequest
+    ) -> Refused | None:
+        """Let a request wait for its grammar, if the queue has room for it."""
+        limit = self._core.config.engine.max_queued_requests
+        if limit is not None and len(grammars) >= limit:
+            return Refused("request", QUEUE_FULL.format(limit=limit), 503)
+        grammars.hold(client, message)
+        return None
+
     def _finish_grammars(self) -> None:
         """Submit the requests whose grammars are compiled."""
-        for client, message in () if self._grammars is None else self._grammars.finished():
+        for client, message, _ in () if self._grammars is None else self._grammars.finished():
+            if client not in self._clients:  # gone since, with one of these answers perhaps
+                self._owners.pop(message.rid, None)
+                continue
             refused = self._core.submit(message)
             if refused is not None:
                 self._owners.pop(message.rid, None)

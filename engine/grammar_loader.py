@@ -15,6 +15,7 @@ class Waiting(NamedTuple):
 
     client: bytes
     message: GenerateRequest
+    spec: GrammarSpec
 
 
 class GrammarLoader:
@@ -27,25 +28,28 @@ class GrammarLoader:
         self._compiler = compiler
         self._wake = wake
         self._waiting: dict[str, Waiting] = {}
-        self._asked: SimpleQueue[tuple[str, GrammarSpec]] = SimpleQueue()
-        self._done: SimpleQueue[str] = SimpleQueue()
+        self._asked: SimpleQueue[Waiting] = SimpleQueue()
+        self._done: SimpleQueue[Waiting] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def __bool__(self) -> bool:
-        """Whether any request waits."""
-        return bool(self._waiting)
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return len(self._waiting)
 
-    def hold(self, client: bytes, message: GenerateRequest) -> bool:
-        """Take a request whose grammar is not known; False for all others."""
+    def waits(self, message: GenerateRequest) -> bool:
+        """Whether a request has a grammar that is not known."""
         spec = message.params.grammar
-        if spec is None or self._compiler.knows(spec):
-            return False
+        return spec is not None and not self._compiler.knows(spec)
+
+    def hold(self, client: bytes, message: GenerateRequest) -> None:
+        """Take a request that ``waits``."""
+        spec = message.params.grammar
+        assert spec is not None, "only requests with a grammar wait"
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="grammars", daemon=True)
             self._thread.start()
-        self._waiting[message.rid] = Waiting(client, message)
-        self._asked.put((message.rid, spec))
-        return True
+        waiting = self._waiting[message.rid] = Waiting(client, message, spec)
+        self._asked.put(waiting)
 
     def drop(self, rid: str) -> RequestOutput | None:
         """Forget a request that waits: its end. None if it does not wait."""
@@ -61,14 +65,20 @@ class GrammarLoader:
         """The requests that need not wait any longer."""
         found: list[Waiting] = []
         while not self._done.empty():
-            waiting = self._waiting.pop(self._done.get(), None)
-            if waiting is not None:
+            waiting = self._done.get()
+            if self._waits_still(waiting):
+                del self._waiting[waiting.message.rid]
                 found.append(waiting)
         return found
 
+    def _waits_still(self, waiting: Waiting) -> bool:
+        """Another request may have taken the id of one that was dropped."""
+        return self._waiting.get(waiting.message.rid) is waiting
+
     def _loop(self) -> None:
         while True:
-            rid, spec = self._asked.get()
-            self._compiler.refuse(spec)
-            self._done.put(rid)
-            self._wake()
+            waiting = self._asked.get()
+            if self._waits_still(waiting):
+                self._compiler.refuse(waiting.spec)
+                self._done.put(waiting)
+                self._wake()

@@ -15,13 +15,14 @@ from ..engine_core.grammar_compiler import GrammarCompiler
 from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ..engine_core.ragged_verify import RaggedVerify
+from ..engine_core.refusal import Refused
 from ..kernels.simulate_survival import simulate_survival
 from ..kernels.threshold_sample import Thresholds
 from .forward_batch import ForwardBatch
 from .future_map import FutureMap
 from .kv_pool import KVPool, copy_pages
 from .models import Model
-from .row_errors import BAD_LOGITS
+from .row_errors import row_error
 from .sampling.acceptance import Acceptance, TriedDrafts
 from .sampling.choose import choose_targets
 from .sampling.features import AFTERWARDS, Feature
@@ -126,8 +127,8 @@ class StepRunner:
             self._drafts.enter(plan)
             drafts = self._drafts.late(drafts) if plan.late_bound else self._drafts.propose(plan)
         # Leaving out a drawn draft for what it is would shift the distribution.
-        fixed = self._drafts is None or not self._drafts.drawn
-        if self._grammars is not None and drafts is not None and fixed:
+        free = self._drafts is None or not self._drafts.fixed
+        if self._grammars is not None and drafts is not None and free:
             drafts, illegal, forced = self._grammars.sift(plan, drafts)
         drafter = None if self._drafts is None else self._drafts.drafter
         drafted = self._draft(plan, drafts)
@@ -255,7 +256,7 @@ class StepRunner:
         errors: tuple[RowError, ...] = ()
         if not accept_lens.all():
             bad = np.flatnonzero((accept_lens == 0) & (np.diff(node_cu) > 0)).tolist()
-            errors = tuple(RowError(row, self._wrong(int(slots[row]))) for row in bad)
+            errors = tuple(row_error(row, self._refusal(int(slots[row]))) for row in bad)
         return self._result(plan, drafts, drafted, total, logprobs, errors)
 
     def _tried(
@@ -308,10 +309,9 @@ class StepRunner:
             trimmed=trimmed,
         )
 
-    def _wrong(self, slot: int) -> str:
-        """Why a row of the slot has no token."""
-        found = None if self._grammars is None else self._grammars.error(slot)
-        return BAD_LOGITS if found is None else found
+    def _refusal(self, slot: int) -> Refused | None:
+        """Why the slot's request cannot go on, where its grammar is to blame."""
+        return None if self._grammars is None else self._grammars.refusal(slot)
 
     def _score(self, pieces: list[Piece], hidden: torch.Tensor) -> tuple[RowLogprobs, ...]:
         """Log-probabilities of prompt tokens, from the hidden states [T, H]."""

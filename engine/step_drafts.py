@@ -53,9 +53,9 @@ class StepDrafts:
         self._buffers = DraftBuffers()
 
     @property
-    def drawn(self) -> bool:
-        """Whether the latest drafts were drawn, for rejection sampling."""
-        return self._law is not None
+    def fixed(self) -> bool:
+        """Whether the latest drafts must stay: they were drawn, or have a confidence each."""
+        return self._law is not None or bool(self.confidence)
 
     def enter(self, plan: StepPlan) -> None:
         """Requests enter their slots."""

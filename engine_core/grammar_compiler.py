@@ -11,16 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import final
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from .config import CoreConfig
 from .grammar_spec import GrammarSpec
 from .grammar_text import grammar_refusal, llguidance_grammar
 from .model_path import ModelNotFound
-from .refusal import Refused
+from .refusal import Refused, RefusedError
 from .tokenizer_file import tokenizer_file
 
-_KEPT = 64  # compiled grammars; a schema takes some hundred kilobytes
+_KEPT = 256  # compiled grammars; a schema takes some hundred kilobytes
+# Of one mask: an ambiguous grammar's grows with the text, and all requests wait for it.
+_LIMITS = LLParserLimits(step_max_items=10_000, step_lexer_fuel=100_000, verbose_errors=False)
 _WORD = 32
 
 
@@ -33,7 +35,7 @@ class GrammarCompiler:
         self.vocab_size = vocab_size
         self.eos_ids = frozenset(eos_ids)
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[tuple[str, str], LLMatcher | str] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher | Refused] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -47,17 +49,28 @@ class GrammarCompiler:
 
     def refuse(self, spec: GrammarSpec) -> Refused | None:
         """Why there is no matcher for ``spec``, if there is none."""
-        found = self._matcher(spec)
-        return Refused(spec.field, found) if isinstance(found, str) else None
+        found = self._found(spec)
+        if not isinstance(found, Refused):
+            return None
+        return Refused(spec.field, found.reason, found.status)  # another request's field may differ
 
     def matcher(self, spec: GrammarSpec) -> LLMatcher:
-        """A matcher at the beginning. Raises ValueError for a grammar that ``refuse`` refuses."""
-        found = self._matcher(spec)
-        if isinstance(found, str):
-            raise ValueError(f"{spec.field}: {found}")
+        """A matcher at the beginning. Raises RefusedError for a grammar that ``refuse`` refuses."""
+        found = self._found(spec)
+        if isinstance(found, Refused):
+            raise RefusedError(found)
         return found.deep_copy()
 
-    def _matcher(self, spec: GrammarSpec) -> LLMatcher | str:
+    def renewed(self, spec: GrammarSpec) -> LLMatcher:
+        """A matcher with an automaton of its own, which later ones share instead of that before.
+
+        Raises RefusedError.
+        """
+        with self._lock:
+            self._compiled.pop((spec.kind, spec.text), None)
+        return self.matcher(spec)
+
+    def _found(self, spec: GrammarSpec) -> LLMatcher | Refused:
         """The kept matcher, which nobody moves, or what is wrong with the grammar."""
         key = spec.kind, spec.text
         found = self._compiled.get(key)
@@ -70,21 +83,30 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
         return found
 
-    def _compile(self, spec: GrammarSpec) -> LLMatcher | str:
+    def _compile(self, spec: GrammarSpec) -> LLMatcher | Refused:
         grammar = llguidance_grammar(spec)
         if isinstance(grammar, Refused):
-            return grammar.reason
+            return grammar
+        try:
+            tokenizer = self._load_tokenizer()
+        except ValueError as error:
+            reason = f"structured output does not know this tokenizer ({error}); leave it out"
+            return Refused(spec.field, reason, 501)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # a grammar that nothing matches shows itself here
+        if matcher.is_error():
+            return grammar_refusal(spec, matcher.get_error())
+        return matcher
+
+    def _load_tokenizer(self) -> LLTokenizer:
+        """Raises ValueError for one that llguidance cannot read."""
         with self._lock:
             if self._tokenizer is None:
                 eos = sorted(self.eos_ids)
                 path = str(self._path)
                 self._tokenizer = LLTokenizer(path, n_vocab=self.vocab_size, eos_token=eos)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # a grammar that nothing matches shows itself here
-        if matcher.is_error():
-            return grammar_refusal(spec, matcher.get_error()).reason
-        return matcher
+            return self._tokenizer
 
 
 def compiler_of(config: CoreConfig) -> GrammarCompiler | None:

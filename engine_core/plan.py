@@ -114,10 +114,11 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowError(msgspec.Struct, frozen=True, array_like=True):
-    """A row whose numbers were unusable (NaN logits); its request ends with this message."""
+    """A row that has no token (NaN logits); its request ends with this message and status."""
 
     row: int
     message: str
+    status: int = 500
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"):

@@ -315,7 +315,7 @@ class Scheduler:
         error = rows.errors.get(row)
         if error is not None:
             self.counters.row_errors += 1
-            progress.end(FinishReason("abort", message=error, status=500))
+            progress.end(FinishReason("abort", message=error.message, status=error.status))
             self.batch.table.settle(owner.slot, 0, step)
             return 0
         start = int(rows.starts[row])

@@ -7,7 +7,7 @@ import numpy as np
 from ..cython_ext.request_table import check_result
 from .controller import NO_MATCH, OVER_BUDGET
 from .ids import I32, i32
-from .plan import StepResult, TokenLogprobs
+from .plan import RowError, StepResult, TokenLogprobs
 from .step_builder import Flight
 from .worker import WorkerFailed
 
@@ -51,7 +51,7 @@ class SlowRows(NamedTuple):
     proposed: I32
     depths: I32
     logprobs: dict[int, tuple[TokenLogprobs, ...]]
-    errors: dict[int, str]
+    errors: dict[int, RowError]
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
 
 
@@ -65,7 +65,7 @@ def slow_rows(result: StepResult) -> SlowRows:
         i32(result.proposed),
         i32(result.depths),
         {entry.row: entry.tokens for entry in result.logprobs},
-        {entry.row: entry.message for entry in result.errors},
+        {entry.row: entry for entry in result.errors},
         {entry.row: entry.tokens for entry in result.prompt_logprobs},
     )
 

@@ -13,6 +13,7 @@ import torch
 from ...engine_core.grammar_compiler import GrammarCompiler
 from ...engine_core.ids import I32
 from ...engine_core.plan import HostDrafts, StepPlan
+from ...engine_core.refusal import Refused
 from ..sampling.slot_grammars import RowTokens, SiftedDrafts, SlotGrammars
 from .device_step import LaidOut
 from .marks import Mark, new_mark
@@ -96,6 +97,6 @@ class GrammarSteps:
         accept_cu = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
         self._grammars.advance(packed.slots, accept_cu, emitted)
 
-    def error(self, slot: int) -> str | None:
-        """What is wrong with the slot's grammar, if anything."""
-        return self._grammars.error(slot)
+    def refusal(self, slot: int) -> Refused | None:
+        """Why the slot's request cannot go on, where its grammar is to blame."""
+        return self._grammars.refusal(slot)

@@ -9,7 +9,8 @@ import torch
 
 from ...engine_core.ids import I32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
-from ..row_errors import BAD_LOGITS
+from ...engine_core.refusal import Refused
+from ..row_errors import row_error
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
 from ..sampling.prompt_scores import Piece, score_prompts
@@ -172,7 +173,7 @@ class GpuStepRunner:
         errors: tuple[RowError, ...] = ()
         if (lens == 0).any():
             bad = np.flatnonzero((lens == 0) & (np.diff(packed.node_cu) > 0)).tolist()
-            errors = tuple(RowError(row, self._wrong(int(packed.slots[row]))) for row in bad)
+            errors = tuple(row_error(row, self._refusal(int(packed.slots[row]))) for row in bad)
         self._pass_on(packed, lens, emitted)
         return StepResult(
             step=launched.plan.step,
@@ -202,10 +203,9 @@ class GpuStepRunner:
             later, self._later = self._later, None
             later()
 
-    def _wrong(self, slot: int) -> str:
-        """Why a row of the slot has no token."""
-        found = None if self._grammars is None else self._grammars.error(slot)
-        return BAD_LOGITS if found is None else found
+    def _refusal(self, slot: int) -> Refused | None:
+        """Why the slot's request cannot go on, where its grammar is to blame."""
+        return None if self._grammars is None else self._grammars.refusal(slot)
 
     def seconds_of(self, tokens: int, turns: int) -> float:
         """T(tokens): the fastest of some decode-only steps of that many query tokens.

@@ -1,15 +1,18 @@
 """The grammars of the requests in slots: where each stands, and what it allows next."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
 
 from ...engine_core.grammar_compiler import GrammarCompiler
+from ...engine_core.grammar_spec import GrammarSpec
+from ...engine_core.grammar_text import grammar_refusal
 from ...engine_core.grammar_walk import legal_nodes, walk_masks
 from ...engine_core.ids import I32, I64, RowKind, i32, u8
 from ...engine_core.plan import HostDrafts, StepPlan
-from ..row_errors import BAD_GRAMMAR
+from ...engine_core.refusal import Refused
 
 
 class RowTokens(NamedTuple):
@@ -45,30 +48,47 @@ class SiftedDrafts(NamedTuple):
     forced: int
 
 
+@dataclass(slots=True)
+class _Slot:
+    """A request's grammar: a matcher behind ``text``, what the request has said so far.
+
+    ``wrong``: why a node of its latest step may have nothing.
+    """
+
+    spec: GrammarSpec
+    matcher: LLMatcher
+    text: list[int]
+    wrong: str | None = None
+
+
 class SlotGrammars:
-    """Matchers by slot, moved by what steps emit alone: once a step, at its end."""
+    """Matchers by slot, moved by what steps emit alone: once a step, at its end.
+
+    Matchers of one grammar share an automaton, which has limits: what one of them cannot hold, be
+    it behind a draft only, spoils the others. Who notices begins anew, with one of its own.
+    """
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._matchers: dict[int, LLMatcher] = {}
+        self._slots: dict[int, _Slot] = {}
 
     def concern(self, slots: I32) -> bool:
         """Whether any of these slots has a grammar."""
-        return bool(self._matchers) and not self._matchers.keys().isdisjoint(slots.tolist())
+        return bool(self._slots) and not self._slots.keys().isdisjoint(slots.tolist())
 
     def enter(self, plan: StepPlan) -> None:
         """Requests enter their slots, some with text from before a retraction."""
         for init in plan.inits:
-            self._matchers.pop(init.slot, None)
-            if init.params.grammar is None:
-                continue
-            matcher = self._compiler.matcher(init.params.grammar)
-            self._consume(matcher, i32(init.output).tolist())
-            self._matchers[init.slot] = matcher
+            self._slots.pop(init.slot, None)
+            spec = init.params.grammar
+            if spec is not None:
+                entered = _Slot(spec, self._compiler.matcher(spec), [])
+                self._move(entered, i32(init.output).tolist())
+                self._slots[init.slot] = entered
 
     def reset(self) -> None:
         """Forget every slot."""
-        self._matchers.clear()
+        self._slots.clear()
 
     def sift(self, plan: StepPlan, drafts: HostDrafts) -> SiftedDrafts:
         """For rows with a grammar without the forbidden drafts and what hangs on them or, where the
@@ -87,14 +107,14 @@ class SlotGrammars:
         for row, slot in enumerate(slots.tolist()):
             begin, end = int(cu[row]), int(cu[row + 1])
             ours, theirs = tokens[begin:end], parents[begin:end]
-            matcher = self._matchers.get(slot) if verifies[row] else None
-            if matcher is not None:
-                run = matcher.compute_ff_tokens()[: int(caps[row])]
+            mine = self._slots.get(slot) if verifies[row] else None
+            if mine is not None:
+                run = mine.matcher.deep_copy().compute_ff_tokens()[: int(caps[row])]
                 if run:
                     ours, theirs = run, list(range(len(run)))
                     forced += len(run)
                 elif ours:
-                    ours, theirs = _legal(matcher, ours, theirs, self._compiler.eos_ids)
+                    ours, theirs = _legal(mine.matcher, ours, theirs, self._compiler.eos_ids)
                     illegal += end - begin - len(ours)
                 new_counts[row] = len(ours)
             new_tokens += ours
@@ -117,9 +137,9 @@ class SlotGrammars:
         parts: list[I32] = []
         words = self._compiler.mask_words
         for row, slot in enumerate(slots.tolist()):
-            matcher = self._matchers.get(slot)
+            mine = self._slots.get(slot)
             first, last = int(rows.node_begins[row]), int(rows.node_ends[row])
-            if matcher is None or first == last:
+            if mine is None or first == last:
                 continue
             bits = np.zeros((last - first, words + 1), dtype=np.int32)
             tokens = parents = [-1]
@@ -129,9 +149,11 @@ class SlotGrammars:
                 parents = list(range(-1, end - begin - 1))
                 if rows.parents is not None:
                     parents = rows.parents[begin:end].tolist()
-            walk_masks(matcher, tokens, parents, self._compiler.eos_ids, bits[:, :words])
-            if matcher.is_error():
-                bits[:, words] = 1
+            eos = self._compiler.eos_ids
+            mine.wrong = walk_masks(mine.matcher, tokens, parents, eos, bits[:, :words])
+            if mine.wrong is not None:
+                self._walk_anew(mine, tokens, parents, bits[:, :words])
+            bits[:, words] = ~bits[:, :words].any(axis=1)
             chosen.extend(range(first, last))
             parts.append(bits)
         made = np.concatenate(parts) if parts else np.empty((0, words + 1), dtype=np.int32)
@@ -140,31 +162,50 @@ class SlotGrammars:
     def advance(self, slots: I32, accept_cu: I32, emitted: I32) -> None:
         """Move over what the step's rows emitted: ``emitted[accept_cu[r] : accept_cu[r + 1]]``."""
         for row, slot in enumerate(slots.tolist()):
-            matcher = self._matchers.get(slot)
-            if matcher is not None:
-                run = emitted[accept_cu[row] : accept_cu[row + 1]].tolist()
-                self._consume(matcher, run)
+            mine = self._slots.get(slot)
+            if mine is not None:
+                self._move(mine, emitted[accept_cu[row] : accept_cu[row + 1]].tolist())
 
-    def error(self, slot: int) -> str | None:
-        """Why the slot's grammar can go on with nothing; None if it can, or if there is none."""
-        matcher = self._matchers.get(slot)
-        if matcher is None or not matcher.is_error():
+    def refusal(self, slot: int) -> Refused | None:
+        """Why the slot's request cannot go on, where its grammar is to blame."""
+        mine = self._slots.get(slot)
+        if mine is None or mine.wrong is None:
             return None
-        return BAD_GRAMMAR.format(matcher.get_error())
+        return grammar_refusal(mine.spec, mine.wrong)
 
-    def _consume(self, matcher: LLMatcher, tokens: list[int]) -> None:
+    def _move(self, mine: _Slot, tokens: list[int]) -> None:
         """Up to the end of the text: what a run holds beyond is not the request's."""
         for token in tokens:
             if token in self._compiler.eos_ids:
                 return
-            matcher.consume_token(token)
+            mine.matcher.consume_token(token)
+            mine.text.append(token)
+
+    def _walk_anew(self, mine: _Slot, tokens: list[int], parents: list[int], masks: I32) -> None:
+        """``walk_masks`` with an automaton for each node, as plain decoding would have it there."""
+        eos = self._compiler.eos_ids
+        mine.wrong = None
+        for node in range(len(tokens)):
+            path: list[int] = []
+            at = node
+            while at > 0:
+                path.insert(0, tokens[at])
+                at = parents[at]
+            matcher = self._compiler.renewed(mine.spec)
+            matcher.consume_tokens(mine.text)
+            if not node:
+                mine.matcher = matcher
+            elif not eos.isdisjoint(path) or matcher.try_consume_tokens(path) < len(path):
+                masks[node] = -1  # not allowed, or the end: nobody asks
+                continue
+            mine.wrong = walk_masks(matcher, [-1], [-1], eos, masks[node : node + 1]) or mine.wrong
 
 
 def _legal(
     matcher: LLMatcher, tokens: list[int], parents: list[int], eos_ids: frozenset[int]
 ) -> tuple[list[int], list[int]]:
     """The allowed nodes of a tree whose parents count from 1, 0 being the bonus token."""
-    legal = sorted(legal_nodes(matcher, [0, *tokens], [-1, *parents], eos_ids))
+    legal = [node for node, _ in legal_nodes(matcher, [0, *tokens], [-1, *parents], eos_ids)]
     place = {0: 0} | {node: index + 1 for index, node in enumerate(legal)}
     kept = [tokens[node - 1] for node in legal]
     return kept, [place[parents[node - 1]] for node in legal]

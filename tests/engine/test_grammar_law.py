@@ -98,5 +98,5 @@ def test_outputs_follow_the_targets_law(algorithm: str, flags: dict[str, object]
 
 def test_leaving_drawn_drafts_out_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forbidden draft that is cut instead of rejected shifts what comes in its place."""
-    monkeypatch.setattr(StepDrafts, "drawn", property(lambda self: False))
+    monkeypatch.setattr(StepDrafts, "fixed", property(lambda self: False))
     assert p_value("EAGLE3", speculative_use_rejection_sampling=True) < LEAST_P

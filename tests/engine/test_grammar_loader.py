@@ -65,26 +65,33 @@ def test_only_what_is_not_known_waits(gate: Gate) -> None:
     compiler = GrammarCompiler(TOKENIZER, 8192, (0,))
     woken = threading.Event()
     loader = GrammarLoader(compiler, woken.set)
-    assert not loader.hold(b"c", ask("plain", None))
+    assert not loader.waits(ask("plain", None))
     assert compiler.refuse(GrammarSpec("regex", "a+")) is None
-    assert not loader.hold(b"c", ask("known", "a+"))
-    assert loader.hold(b"c", ask("one", "wait+"))
-    assert loader.hold(b"d", ask("two", "("))
-    assert loader.hold(b"d", ask("three", "b+"))
+    assert not loader.waits(ask("known", "a+"))
+    assert loader.waits(ask("one", "wait+"))
+    loader.hold(b"c", ask("one", "wait+"))
+    loader.hold(b"d", ask("two", "("))
+    loader.hold(b"d", ask("three", "b+"))
+    loader.hold(b"d", ask("again", "c+"))
+    assert len(loader) == 4
     assert gate.entered.wait(20)
     assert loader.finished() == []
     assert loader.drop("three")
     assert not loader.drop("three")
+    assert loader.drop("again")
+    loader.hold(b"e", ask("again", "d+"))
     gate.opened.set()
     found: list[str] = []
 
-    def both() -> bool:
+    def all_three() -> bool:
         found.extend(waiting.message.rid for waiting in loader.finished())
-        return len(found) == 2
+        return len(found) == 3
 
-    wait_until(both)
-    assert found == ["one", "two"]
-    wait_until(lambda: compiler.knows(GrammarSpec("regex", "b+")))
+    wait_until(all_three)
+    assert found == ["one", "two", "again"]
+    assert compiler.knows(GrammarSpec("regex", "d+"))
+    for dropped in ("b+", "c+"):
+        assert not compiler.knows(GrammarSpec("regex", dropped))
     assert not loader
     assert woken.is_set()
 

@@ -18,7 +18,11 @@ from outrider.engine_core import admission
 from outrider.engine_core.assembly import assemble_replay
 from outrider.engine_core.config import resolve_config
 from outrider.engine_core.core import EngineCore
-from outrider.engine_core.grammar_compiler import compiler_of, refuse_grammar
+from outrider.engine_core.grammar_compiler import (
+    GrammarCompiler,
+    compiler_of,
+    refuse_grammar,
+)
 from outrider.engine_core.grammar_spec import GrammarSpec
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest
@@ -80,8 +84,9 @@ def run(messages: Sequence[GenerateRequest], algorithm: str | None, **fields: ob
             finish = parts[-1].finish
             assert finish is not None
             assert finish.kind in ("stop", "length"), (rid, finish)
-        if algorithm is not None:
-            assert engine.core.stats(0).forced_drafts > 0
+        if algorithm is not None:  # drafts that have a confidence each stay
+            planned = "speculative_ragged_verify_mode" in fields
+            assert (engine.core.stats(0).forced_drafts > 0) != planned
         cache = engine.core.scheduler.cache
         assert cache.available == cache.total
     return {rid: tokens_of(parts) for rid, parts in outputs.items()}
@@ -225,6 +230,51 @@ def test_traces_replay(
     finally:
         worker.shutdown()
     assert report.ok, report.differences
+
+
+@pytest.mark.parametrize("algorithm", [None, "NGRAM"])
+def test_a_limit_behind_a_draft_is_no_trouble_of_who_does_not_go_there(
+    algorithm: str | None,
+) -> None:
+    """The drafts, learnt from the prompt, lead into what the matcher cannot hold."""
+    prompt = ([88] + [6008] * 12) * 8  # "q", then "aa" again and again
+    params = SamplingParams(
+        temperature=0.0,
+        max_new_tokens=8,
+        logit_bias={95: 60.0},  # "x"
+        grammar=GrammarSpec("regex", "q(x[b-d]{2}|(a{1000}){901})"),
+    )
+    fields = {} if algorithm is None else {"speculative_num_draft_tokens": 8}
+    with running_engine(tiny_config(PYCODER, algorithm, **fields)) as engine:
+        (parts,) = drive(engine.core, [request("r", prompt, params)]).values()
+    assert parts[-1].finish is not None
+    assert parts[-1].finish.kind == "stop"
+    assert re.fullmatch("qx[b-d]{2}", TOKENIZER.decode(tokens_of(parts)[:-1]))
+
+
+def test_a_request_that_the_matcher_cannot_hold_ends_with_a_reason() -> None:
+    """An ambiguous grammar, whose masks cost the more the longer the text is."""
+    text = 'start: e\ne: e e | e e e | /[a-z ]/ | ""'
+    params = SamplingParams(
+        temperature=0.0, max_new_tokens=80, grammar=GrammarSpec("ebnf", text, "guided_grammar")
+    )
+    with running_engine(tiny_config(PYCODER)) as engine:
+        (parts,) = drive(engine.core, [request("r", [5, 6], params)]).values()
+    finish = parts[-1].finish
+    assert finish is not None
+    assert (finish.kind, finish.status) == ("abort", 400)
+    assert (finish.message or "").startswith("guided_grammar: ")
+    assert "\n" not in (finish.message or "")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    data = json.loads((resolve_model("pycoder") / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**data, "decoder": None}))
+    compiler = GrammarCompiler(tmp_path / "tokenizer.json", 8192, (0,))
+    refused = compiler.refuse(GrammarSpec("regex", "a+", "regex"))
+    assert refused is not None
+    assert (refused.field, refused.status) == ("regex", 501)
+    assert "tokenizer" in refused.reason
 
 
 def test_a_slot_forgets_its_grammar() -> None:
