@@ -85,13 +85,14 @@ SUPPORTED = (
     exact(
         "json_schema",
         ("json_schema", "guided_json"),
-        "compact JSON; keys in the order of properties; a keyword that cannot be kept is refused",
+        "compact JSON; keys in the order of properties; a keyword that is unknown or cannot be "
+        "kept is refused",
     ),
     exact("json_object", ("guided_json_object",), "any object, as compact JSON"),
     exact(
         "regex",
         ("regex", "guided_regex"),
-        "matches the whole output; without look-around and back-references",
+        "matches the whole output; without look-around, word boundaries and back-references",
     ),
     exact("ebnf", ("ebnf", "guided_grammar"), "GBNF with a rule root, or Lark with a rule start"),
     exact("choice", ("guided_choice",), "the output is one of the strings"),

@@ -9,14 +9,14 @@ from typing import Final
 
 import msgspec
 
-from .grammar_depth import schema_depth
+from .grammar_depth import MAX_DEPTH, schema_depth
+from .grammar_keywords import check_keywords
 from .grammar_spec import GrammarSpec
 from .refusal import Refused
 
 MAX_GRAMMAR_BYTES: Final = 64 * 1024
-# About half of what a stack of 8 MiB holds.
-MAX_DEPTH: Final = 1000
 _MAX_REASON: Final = 300
+_MAX_SHOWN: Final = 60
 # JSON comes compact: white space that a grammar allows without end, small models write without
 # end, and where it allows none, most of an object's punctuation is forced. A schema's own
 # "x-guidance" is stronger.
@@ -71,7 +71,8 @@ def grammar_refusal(spec: GrammarSpec, message: str) -> Refused:
     told = told.removeprefix("error: ")[:_MAX_REASON]
     if told.startswith("NoExtension"):
         return Refused(spec.field, "no text is of this grammar; change it")
-    return Refused(spec.field, f"is no {_NAMES[spec.kind]} that works here: {told}{_remedy(told)}")
+    told += _part(spec, lines) + _remedy(told)
+    return Refused(spec.field, f"is no {_NAMES[spec.kind]} that works here: {told}")
 
 
 def _written(spec: GrammarSpec) -> str:
@@ -103,6 +104,7 @@ def _schema(text: str) -> str:
     if not isinstance(schema, dict):
         raise ValueError("must be a JSON object; {} allows any JSON value")
     _check_depth(schema_depth(schema))
+    check_keywords(schema)
     return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
 
 
@@ -137,15 +139,32 @@ def _unescaped(found: re.Match[str]) -> str:
 def _check_depth(depth: int) -> None:
     if depth > MAX_DEPTH:
         raise ValueError(
-            f"may nest up to {depth} rules, references and groups, the limit is {MAX_DEPTH}; "
+            f"may nest {depth} rules, references and groups or more, the limit is {MAX_DEPTH}; "
             "use fewer"
         )
 
 
+def _part(spec: GrammarSpec, lines: list[str]) -> str:
+    """Which regular expression of a JSON Schema the parser speaks of; it shows it, indented."""
+    if spec.kind != "json_schema" or lines[0] != "regex parse error:" or len(lines) < 2:
+        return ""
+    guidance = msgspec.json.decode(spec.text).get("x-guidance", {})
+    wrong = lines[1].removeprefix("    ")
+    names = [f'"x-guidance" {name}' for name, value in guidance.items() if value == wrong]
+    place = names[0] if names else '"pattern" or "patternProperties"'
+    return f" in the regular expression {wrong[:_MAX_SHOWN]} of {place}; correct it"
+
+
 def _remedy(told: str) -> str:
-    """What to do about a keyword of JSON Schema that llguidance does not know."""
+    """What to do about what llguidance does not know."""
     if told.startswith(("Unimplemented keys", "Unknown format")):
         return '; leave it out, or say "x-guidance": {"lenient": true} in the schema to ignore it'
-    if "coerce_one_of" in told:
+    if told.startswith("oneOf constraints"):
         return ': say "x-guidance": {"coerce_one_of": true} in the schema'
+    if told.startswith("unknown field `"):  # llguidance lists those it knows
+        return '; these are the fields of "x-guidance"'
+    if told.startswith("invalid type: "):
+        return ' in "x-guidance"; correct it'
+    if "lookarounds not supported" in told:
+        return r"; leave out \b and \B, and ^ and $ within the expression"
     return ""

@@ -220,18 +220,11 @@ class CoreClient:
             return
         self.dead_reason = reason
         self.dead.set()
-        finish = FinishReason("abort", message=reason, status=503)
         mailboxes, self._mailboxes = self._mailboxes, {}
         self._forgotten.clear()
-        for rid, mailbox in mailboxes.items():
-            mailbox.put(RequestOutput(rid, b"", (), finish))
-        error = RefusedError(Refused("core", reason, 503))
-        for call in self._calls.values():
-            if not call.done():
-                call.set_exception(error)
-        self._calls.clear()
+        self._end(mailboxes, reason, 503)
         if not self._ready.done():
-            self._ready.set_exception(error)
+            self._ready.set_exception(RefusedError(Refused("core", reason, 503)))
             self._ready.exception()  # nobody may be waiting; marks it as seen
 
     async def close(self) -> None:
@@ -330,6 +323,29 @@ class CoreClient:
             self._deliver(RequestOutput(rid, b"", (), finish))
         elif not self._ready.done():
             self._ready.set_exception(RefusedError(refused))
+        else:
+            self._fail_open(f"the engine core could not read a message: {refused}")
+
+    def _fail_open(self, reason: str) -> None:
+        """End every open request and call, for any may be the one that was not read.
+
+        The core ends those that it knows; the ids of the others are not free again.
+        """
+        self.abort_all()
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        self._forgotten.update(mailboxes)
+        self._end(mailboxes, reason, 500)
+
+    def _end(self, mailboxes: Mapping[str, Mailbox], reason: str, status: int) -> None:
+        """Tell the readers of requests, and all that wait for a call."""
+        finish = FinishReason("abort", message=reason, status=status)
+        for rid, mailbox in mailboxes.items():
+            mailbox.put(RequestOutput(rid, b"", (), finish))
+        error = RefusedError(Refused("core", reason, status))
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(error)
+        self._calls.clear()
 
     def _deliver(self, output: RequestOutput) -> None:
         mailbox = self._mailboxes.get(output.rid)

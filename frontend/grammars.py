@@ -5,7 +5,7 @@ Names are SGLang's (``json_schema``, ``regex``, ``ebnf``), vLLM's (``guided_*``,
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
@@ -104,12 +104,28 @@ def grammar_from(values: Mapping[str, object]) -> GrammarSpec | None:
         raise RefusedError(refused_by(error, "grammar")) from None
     whole = values.get("grammar")
     if isinstance(whole, GrammarSpec):
-        asked.append(whole)
+        asked.append(well_formed(whole))
     elif whole is not None:
         raise RefusedError(
             Refused("grammar", "must be a GrammarSpec; json_schema, regex or ebnf take text")
         )
     return one_grammar(asked)
+
+
+def well_formed(spec: GrammarSpec) -> GrammarSpec:
+    """``spec``, as its types say it is: Python checks none of them. Raises RefusedError."""
+    try:
+        return msgspec.convert(msgspec.structs.asdict(spec), GrammarSpec)
+    except msgspec.ValidationError as error:
+        kinds = ", ".join(get_args(GrammarKind))
+        refused = refused_by(error, "grammar")
+        raise RefusedError(
+            Refused(
+                "grammar",
+                f"has a wrong {refused.field}: {refused.reason}; it is a "
+                f"GrammarSpec(kind, text) of two texts, kind one of {kinds}",
+            )
+        ) from None
 
 
 def one_grammar(asked: Iterable[GrammarSpec]) -> GrammarSpec | None:

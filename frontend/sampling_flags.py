@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..engine_core.capabilities import is_default, is_supported, refuse_unsupported
+from ..engine_core.grammar_spec import GrammarSpec
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
 from . import grammars
@@ -117,6 +118,8 @@ def params_from(values: Mapping[str, object], base: SamplingParams | None = None
         merged["stop"] = (stop,)
     if (grammar := grammars.grammar_from(values)) is not None:
         merged["grammar"] = grammar
+    elif isinstance(grammar := merged.get("grammar"), GrammarSpec):
+        merged["grammar"] = grammars.well_formed(grammar)
     renamed: set[str] = set()
     for key, value in values.items():
         if key == "grammar" or key in grammars.FIELDS:

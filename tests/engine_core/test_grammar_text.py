@@ -1,13 +1,14 @@
 """Grammars in llguidance's notation: each kind accepts its texts and no others, or is refused."""
 
+import time
+
 import msgspec
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from outrider.engine_core.grammar_depth import schema_depth
+from outrider.engine_core.grammar_depth import MAX_DEPTH, schema_depth
 from outrider.engine_core.grammar_spec import GrammarKind, GrammarSpec
 from outrider.engine_core.grammar_text import (
-    MAX_DEPTH,
     MAX_GRAMMAR_BYTES,
     grammar_refusal,
     llguidance_grammar,
@@ -107,7 +108,24 @@ def test_a_grammar_accepts_its_texts_only(
         ),
         ("json_schema", '{"$ref":"#/$defs/x"}', "does not exist"),
         ("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000, "recursion"),
+        (
+            "json_schema",
+            '{"x-guidance":{"foo":1}}',
+            "`whitespace_pattern`, `coerce_one_of`, `lenient`",
+        ),
+        ("json_schema", '{"x-guidance":{"foo":1}}', 'these are the fields of "x-guidance"'),
+        ("json_schema", '{"x-guidance":{"lenient":1}}', 'in "x-guidance"; correct it'),
+        ("json_schema", '{"x-guidance":3}', '"x-guidance" must be an object'),
+        (
+            "json_schema",
+            '{"x-guidance":{"whitespace_pattern":"(a"}}',
+            'unclosed group in the regular expression (a of "x-guidance" whitespace_pattern',
+        ),
+        ("json_schema", '{"type":"string","pattern":"("}', 'of "pattern" or "patternProperties"'),
+        ("json_schema", '{"type":"string","pattern":"\\\\b"}', r"leave out \b"),
         ("regex", "(", "unclosed group"),
+        ("regex", r"\bfoo", r"leave out \b and \B"),
+        ("regex", "(?m)a$b", "and ^ and $ within"),
         ("regex", "(?=a)b", "look-ahead"),
         ("regex", r"\bfoo", "lookarounds not supported"),
         ("ebnf", "", "GBNF or Lark"),
@@ -209,6 +227,33 @@ def test_what_would_end_the_process_is_refused(kind: GrammarKind, text: str) -> 
     refused = llguidance_grammar(GrammarSpec(kind, text))
     assert isinstance(refused, Refused)
     assert f"the limit is {MAX_DEPTH}" in refused.reason
+
+
+def test_the_fields_of_x_guidance_are_no_remedy_for_one_of() -> None:
+    refused = llguidance_grammar(GrammarSpec("json_schema", '{"x-guidance":{"foo":1}}'))
+    assert isinstance(refused, Refused)
+    assert '"coerce_one_of": true' not in refused.reason
+
+
+def test_many_spellings_of_a_reference_cost_no_more_than_the_schema() -> None:
+    spelled = [
+        "".join(f"%{ord(c):02x}" if i >> bit & 1 else c for bit, c in enumerate("abcdefghijk"))
+        for i in range(1100)
+    ]
+    target: dict[str, object] = {"enum": list(range(12_000))}
+    refs = [{"$ref": f"#/$defs/{name}"} for name in spelled]
+    document = {"$defs": {"abcdefghijk": target}, "anyOf": refs}
+    started = time.perf_counter()
+    assert schema_depth(document) > MAX_DEPTH
+    assert time.perf_counter() - started < 0.1
+    nested: dict[str, object] = target
+    for _ in range(30):
+        nested = {"a": nested}
+    places = [{"$ref": "#/x" + "/a" * depth} for depth in range(30)]
+    started = time.perf_counter()
+    # The document, x, 30 of a, enum, its values; each place is one less deep, its reference one.
+    assert schema_depth({"x": nested, "y": places}) == 33 + sum(33 - down for down in range(30))
+    assert time.perf_counter() - started < 0.1
 
 
 def test_depth_follows_references_once() -> None:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -132,6 +133,32 @@ def test_a_call_in_flight_fails_with_the_core(short_folder: Path) -> None:
             client.fail_all("died")
             with pytest.raises(RefusedError, match="died"):
                 await pending
+
+    run(work())
+
+
+def test_a_message_that_the_core_cannot_read_fails_what_is_open(short_folder: Path) -> None:
+    async def work() -> None:
+        async with connected(short_folder) as (core, client):
+            core.slow = 5.0
+            innocent, unread = Mailbox(), Mailbox()
+            client.submit([request("a")], innocent)
+            wrong: Any = "many"
+            client.submit([request("b", wrong)], unread)
+            for mailbox in (innocent, unread):
+                finish = (await finish_of(mailbox)).finish
+                assert finish is not None
+                assert finish.status == 500
+                assert finish.message is not None
+                assert "could not read a message" in finish.message
+            assert client.open_requests == 0
+            assert not client.dead.is_set()
+            core.slow = 0.0
+            client.submit([request("c", 2)], innocent)  # the connection lives on
+            finish = (await finish_of(innocent)).finish
+            assert finish is not None
+            assert finish.status == 200
+            assert "a" in core.aborted
 
     run(work())
 

@@ -117,6 +117,26 @@ def test_a_grammar_of_python_stands_and_fields_override_it() -> None:
         params_from({"grammar": GrammarSpec("regex", "(", "mine")})
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "field", "words"),
+    [
+        ("foo", "x", "f", "wrong kind"),
+        (None, "x", "f", "wrong kind"),
+        ("regex", 5, "f", "wrong text"),
+        ("regex", "x", 5, "wrong field"),
+    ],
+)
+def test_a_spec_of_wrong_types_is_refused_where_it_enters(
+    kind: GrammarKind, text: str, field: str, words: str
+) -> None:
+    spec = GrammarSpec(kind, text, field)
+    for values, base in (({"grammar": spec}, None), ({}, SamplingParams(grammar=spec))):
+        with pytest.raises(RefusedError, match=words) as caught:
+            params_from(values, base)
+        assert caught.value.refused.field == "grammar"
+        assert "json_schema, json_object, regex" in caught.value.refused.reason
+
+
 def test_a_long_text_is_left_to_the_core() -> None:
     long = "(" + "a" * 20_000
     assert params_from({"regex": long}).grammar == GrammarSpec("regex", long, "regex")
