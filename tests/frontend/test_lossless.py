@@ -136,7 +136,7 @@ def test_drawn_drafts_are_compared_by_their_distribution(
     rule: str, few: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(draws, "DRAWS", 24)
-    keep(monkeypatch, "greedy", "temperature", "n = 2")
+    keep(monkeypatch, "greedy", "temperature", "n = 2", "regex, temperature")
     eagle = ["--speculative-algorithm", "EAGLE3", f"--speculative-use-{rule}"]
     assert check(*eagle, *few) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -144,6 +144,7 @@ def test_drawn_drafts_are_compared_by_their_distribution(
     assert "(p = " not in rows["greedy"]
     assert rows["temperature"].count("exact (p = ") == 2
     assert rows["n = 2"].count("exact (p = ") == 2
+    assert rows["regex, temperature"].count("exact (p = ") == 2
 
 
 def test_outputs_that_thresholds_change_are_lossy_and_not_failed(
