@@ -240,7 +240,8 @@ def _raise_failed(chunk: TextChunk) -> None:
     """An abort with an error status is an error; one that the client asked for is not."""
     finish = chunk.finish
     if finish is not None and finish.kind == "abort" and finish.status != 200:
-        raise RequestFailed(finish.message or "the request was aborted by the server")
+        message = finish.message or "the request was aborted by the server"
+        raise RequestFailed(message, finish.status)
 
 
 def _request(

@@ -30,7 +30,11 @@ class EngineClosed(OutriderError):
 
 
 class RequestFailed(OutriderError):
-    """A request ended with an error after it had been accepted."""
+    """A request ended with an error after it had been accepted. ``status``: as in HTTP."""
+
+    def __init__(self, message: str, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def refused_by(error: msgspec.DecodeError, fallback: str) -> Refused:

@@ -280,7 +280,9 @@ def raise_failed(delta: Delta) -> None:
     if finish is None or finish.kind != "abort" or finish.status == 200:
         return
     message = finish.message or "the engine ended the request"
-    raise EngineDead(message) if finish.status == 503 else RequestFailed(message)
+    if finish.status == 503:
+        raise EngineDead(message)
+    raise RequestFailed(message, finish.status)
 
 
 async def _abort(service: AsyncService, rid: str | None) -> None:

@@ -67,7 +67,8 @@ def _behind(before: Sequence[int], params: SamplingParams, pair: tuple[int, int]
     """Parameters that decide the token behind ``before`` as ``params`` do in its midst.
 
     What counts output tokens is said as a bias, for they are part of the prompt now. A grammar is
-    replaced by a lift of the two tokens, both of which it allows.
+    replaced by a lift of the two tokens, both of which it allows. A banned sequence counts where
+    its beginning ends the output, and bans its last token.
     """
     bias = dict(params.logit_bias)
     for token, count in Counter(before).items():
@@ -84,7 +85,14 @@ def _behind(before: Sequence[int], params: SamplingParams, pair: tuple[int, int]
         frequency_penalty=0.0,
         presence_penalty=0.0,
         logit_bias={token: max(-_MOST, min(value, _MOST)) for token, value in bias.items()},
+        bad_words_ids=tuple(
+            ban[-1:]
+            for ban in params.bad_words_ids
+            if tuple(before[len(before) - len(ban) + 1 :]) == ban[:-1]
+        ),
         stop=(),
         logprobs=None,
+        prompt_logprobs=None,
+        logprob_start_len=0,
         grammar=None,
     )

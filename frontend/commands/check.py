@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ...engine_core.accept_rules import rule_notes
 from ...engine_core.config import EngineConfig
 from ...engine_core.draft_folder import draft_folder
 from ...engine_core.drafter_spec import find_drafter
@@ -45,14 +46,15 @@ def main(args: list[str]) -> int:
 
 
 def _lossless(args: list[str]) -> int:
-    """The status is 1 if a cell failed; refused ones leave it 0."""
+    """The status is 1 if a cell failed; refused and lossy ones leave it 0."""
     parser = argparse.ArgumentParser(
         prog="outrider check lossless",
         usage="outrider check lossless --model MODEL [--speculative-algorithm NAME] "
         "[--draft DRAFT] [--prompts FILE] [--traces DIR] [--json FILE] [flags]",
-        description="Run every sampling feature without drafts at batch 1 and with drafts at "
+        description="Run all kinds of requests without drafts at batch 1 and with drafts at "
         "batch 1 and 8, and compare tokens, texts and log-probabilities. Exit status: 0 all exact, "
-        "within rounding or refused, 1 a cell failed, 2 the command line or a model is wrong.",
+        "within rounding, refused or lossy by your flags, 1 a cell failed, 2 the command line or a "
+        "model is wrong.",
         allow_abbrev=False,
     )
     add_draft_flag(parser)
@@ -92,7 +94,7 @@ def _lossless(args: list[str]) -> int:
         say,
     )
     target.write(report)
-    return 0 if report.lossless else 1
+    return 1 if report.failed else 0
 
 
 def check(
@@ -121,6 +123,8 @@ def check(
                 f"{len(tokens)} prompts, {matrix.plain_tokens:,} tokens without drafts, "
                 f"{llm.info.dtype} on {llm.info.device}\n"
             )
+            for note in rule_notes(config):
+                say(f"{note}\n")
             say(heading(llm.info, matrix.batches, matrix.limits))
             rows = []
             for row in matrix.rows():
@@ -133,25 +137,27 @@ def check(
     except Exception:
         say(f"trace: {recording.path}")
         raise
-    lossless = all(cell.status != "failed" for row in rows for cell in row.cells)
-    if lossless:
-        recording.drop()
-    else:
+    statuses = {cell.status for row in rows for cell in row.cells}
+    failed = "failed" in statuses
+    if failed:
         rows = matrix.located(rows, str(recording.path))
+    else:
+        recording.drop()
     report = LosslessReport(
         model=config.model,
         algorithm=spec.name,
         draft=draft,
         device=info.device,
         dtype=info.dtype,
-        lossless=lossless,
+        failed=failed,
+        lossless=statuses.isdisjoint(("failed", "lossy")),
         prompts=source or "its own",
         num_prompts=len(tokens),
         max_new_tokens=max_new_tokens,
         batches=matrix.batches,
         rows=rows,
         limits=matrix.limits,
-        trace=None if lossless else str(recording.path),
+        trace=str(recording.path) if failed else None,
         config=msgspec.structs.asdict(config),
     )
     say("\n" + verdict(report))

@@ -6,10 +6,13 @@ from typing import Literal
 import msgspec
 
 from ...engine_core.divergence import ENDED, TIE_GAP
+from ...engine_core.refusal import RefusedError
+from ..errors import RequestFailed
 from .draws import LEAST_P, Shift
 from .outputs import Deviation, Parting
 
-Status = Literal["exact", "rounding", "refused", "failed"]
+Status = Literal["exact", "rounding", "lossy", "refused", "failed"]
+NOT_SUPPORTED = 501  # a refusal, unlike other statuses from 500 on
 VALUE_GAP = 1e-4  # of two log-probabilities that are equal up to rounding, in float32
 GapOf = Callable[[Parting], float]
 TokenText = Callable[[int], str]
@@ -68,6 +71,13 @@ class Limits(msgspec.Struct, frozen=True):
     value: float = VALUE_GAP
 
 
+def judge_lossy(batch: int, found: Sequence[Parting]) -> Cell:
+    """A cell whose outputs may differ, for the user gave up the promise."""
+    if not found:
+        return Cell(batch=batch, status="exact")
+    return Cell(batch=batch, status="lossy", differences=len(found))
+
+
 def judge_outputs(
     batch: int,
     found: Sequence[Parting],
@@ -119,6 +129,7 @@ def _parted(parting: Parting, gap: float, token_text: TokenText) -> Failure:
 
 
 def _misvalued(values: Deviation) -> Failure:
+    of = "" if values.prompt_token is None else f" of the prompt's token {values.prompt_token}"
     return Failure(
         prompt=values.request.number,
         sample=values.sample,
@@ -126,7 +137,7 @@ def _misvalued(values: Deviation) -> Failure:
         expected=ENDED,
         got=ENDED,
         output=values.output,
-        found=f"log-probabilities {values.size:.3g} apart from those of plain decoding",
+        found=f"log-probabilities{of} {values.size:.3g} apart from those of plain decoding",
     )
 
 
@@ -150,7 +161,12 @@ def judge_draws(batch: int, shifts: Sequence[Shift], tests: int, token_text: Tok
     return Cell(batch=batch, status="failed", p=p, failure=failure)
 
 
-def failed_request(batch: int, message: str) -> Cell:
-    """A cell whose request ended with an error that it has not without drafts."""
-    failure = Failure(prompt=ENDED, sample=0, position=0, expected=ENDED, got=ENDED, found=message)
+def unserved(batch: int, error: RefusedError | RequestFailed, where: str = "") -> Cell:
+    """A cell whose request was refused or ended with an error. ``where``: in front of the error."""
+    refusal = error.refused.status if isinstance(error, RefusedError) else error.status
+    if 400 <= refusal < 500 or refusal == NOT_SUPPORTED:
+        return Cell(batch=batch, status="refused", reason=str(error))
+    failure = Failure(
+        prompt=ENDED, sample=0, position=0, expected=ENDED, got=ENDED, found=f"{where}{error}"
+    )
     return Cell(batch=batch, status="failed", failure=failure)

@@ -25,6 +25,10 @@ _SCHEMA = {
     "additionalProperties": False,
 }
 _REGEX = r"[a-z]{2,8}(_[a-z]{2,8}){0,3} = [0-9]{1,4}"
+_EBNF = """root ::= sum
+sum ::= term (" + " term)*
+term ::= [a-z] [0-9] | "(" sum ")"
+"""
 _CHOICES = ["return the first value", "return the last value", "raise an error"]
 
 
@@ -90,6 +94,21 @@ def _together(known: Known, i: int) -> SamplingParams:
     )
 
 
+def _bad_words(known: Known, i: int) -> SamplingParams:
+    """A token of the greedy output, and two that follow each other there, are forbidden."""
+    output = known.greedy[i]
+    third = len(output) // 3
+    words = (output[third : third + 1], output[2 * third : 2 * third + 2])
+    return replace(base(known.tokens), bad_words_ids=tuple(word for word in words if word))
+
+
+def _allowed(known: Known, _: int) -> SamplingParams:
+    """Two thirds of what greedy decoding says are allowed, and the end."""
+    said = sorted({token for output in known.greedy for token in output})
+    allowed = {token for i, token in enumerate(said) if i % 3 < 2}.union(known.eos_ids)
+    return replace(base(known.tokens), allowed_token_ids=tuple(sorted(allowed)))
+
+
 def _token(known: Known, i: int, share: float) -> tuple[int, ...]:
     """The greedy output's token at a share of its length, if there is one."""
     output = known.greedy[i]
@@ -139,6 +158,8 @@ FEATURES = (
     Feature("frequency_penalty", _greedy(frequency_penalty=0.7)),
     Feature("repetition_penalty", _greedy(repetition_penalty=1.2)),
     Feature("logit_bias", _biased),
+    Feature("bad_words", _bad_words),
+    Feature("allowed_token_ids", _allowed),
     Feature("sampling together", _together),
     Feature("min tokens", _min_tokens),
     Feature("max tokens", _max_tokens),
@@ -146,8 +167,12 @@ FEATURES = (
     Feature("stop ids", _stop_ids),
     Feature("ignore_eos", _ignore_eos),
     Feature("logprobs", _greedy(logprobs=5)),
+    Feature("prompt_logprobs", _greedy(prompt_logprobs=2)),
     Feature("n = 2", _seeded(0.8, n=2)),
     Feature("json_schema", _grammar("json_schema", json.dumps(_SCHEMA))),
+    Feature("json_object", _grammar("json_object", "")),
     Feature("regex", _grammar("regex", _REGEX)),
+    Feature("regex, temperature", _seeded(0.8, grammar=GrammarSpec("regex", _REGEX, "regex"))),
+    Feature("ebnf", _grammar("ebnf", _EBNF)),
     Feature("choice", _grammar("choice", json.dumps(_CHOICES))),
 )

@@ -20,9 +20,10 @@ from .cells import (
     Failure,
     Limits,
     Row,
-    failed_request,
     judge_draws,
+    judge_lossy,
     judge_outputs,
+    unserved,
 )
 from .draws import PLACES, PROMPTS, draws, shifts
 from .features import FEATURES, Feature, Known, base
@@ -36,7 +37,7 @@ ROUNDING = (2, 4, 8, 16, 32)
 
 
 class Reference(NamedTuple):
-    """A feature's requests and what plain decoding answers, or why it refuses to.
+    """A feature's requests and what plain decoding answers, or the error of one of them.
 
     ``drawn``: the answers are draws, of which only the distribution can be compared.
     """
@@ -45,7 +46,7 @@ class Reference(NamedTuple):
     requests: list[Request]
     plain: Answers
     drawn: bool
-    refused: str
+    error: RefusedError | RequestFailed | None = None
 
 
 class Matrix:
@@ -64,16 +65,17 @@ class Matrix:
     ) -> None:
         self._llm = llm
         self._tokenizer = tokenizer
-        self._by_law = config.speculative_use_rejection_sampling
+        self._by_law, self._lossy = config.draws_drafts, config.lossy
         most = llm.info.max_running_requests
         self.batches = [1, *([min(BATCH, most)] if most > 1 else [])]
         self._wide = min(max(ROUNDING), most)
         self._gaps: dict[tuple[object, ...], float] = {}
+        self._steps: dict[tuple[str, int], int] = {}  # done before a feature's cell, by batch
         requests = [Request(i, prompt, base(tokens)) for i, prompt in enumerate(prompts)]
         greedy = [each[0].token_ids for each in answers(llm, requests, 1, False)]
         known = Known(greedy, tokens, tokenizer.decode, llm.info.eos_ids)
         self._references = [self._reference(known, requests, feature) for feature in FEATURES]
-        drawn = sum(one.drawn and not one.refused for one in self._references)
+        drawn = sum(one.drawn and one.error is None for one in self._references)
         self._tests = drawn * len(self.batches) * min(PROMPTS, len(prompts)) * (PLACES - 1)
         self.limits = Limits()
         if llm.info.dtype != "float32":
@@ -100,16 +102,14 @@ class Matrix:
             cells: list[Cell] = []
             accepted = proposed = 0
             for batch in self.batches:
-                if reference.refused:
-                    cells.append(Cell(batch=batch, status="refused", reason=reference.refused))
+                if reference.error is not None:
+                    cells.append(unserved(batch, reference.error, "without drafts: "))
                     continue
+                self._steps[reference.feature.name, batch] = self._llm.stats().steps
                 try:
                     given = self._drafted(reference, batch)
-                except RefusedError as error:
-                    cells.append(Cell(batch=batch, status="refused", reason=str(error)))
-                    continue
-                except RequestFailed as error:
-                    cells.append(failed_request(batch, str(error)))
+                except (RefusedError, RequestFailed) as error:
+                    cells.append(unserved(batch, error))
                     continue
                 some = accepted_drafts(given)
                 accepted, proposed = accepted + some[0], proposed + some[1]
@@ -129,7 +129,8 @@ class Matrix:
             for j, cell in enumerate(row.cells):
                 if cell.failure is not None and cell.failure.output:
                     failed.append((i, j))
-                    wanted.append(_sought(reference, cell.failure, again=j > 0))
+                    after = self._steps[reference.feature.name, cell.batch]
+                    wanted.append(_sought(reference, cell.failure, after))
         steps = dict(zip(failed, find_steps(trace, wanted), strict=True))
         return [
             replace(row, cells=[_at_step(c, steps.get((i, j))) for j, c in enumerate(row.cells)])
@@ -147,28 +148,38 @@ class Matrix:
             else:
                 plain = answers(self._llm, requests, 1, False)
         except (RefusedError, RequestFailed) as error:
-            return Reference(feature, requests, [], drawn, str(error))
-        return Reference(feature, requests, plain, drawn, "")
+            return Reference(feature, requests, [], drawn, error)
+        return Reference(feature, requests, plain, drawn)
 
     def _rounding(self) -> Limits:
         """How far plain decoding is from itself at other batch sizes, over all features."""
         gap, value = TIE_GAP, VALUE_GAP
-        for reference in self._references:
-            if reference.drawn or reference.refused:
+        for i, reference in enumerate(self._references):
+            if reference.drawn or reference.error is not None:
                 continue
-            requests, count = reference.requests, len(reference.requests)
-            for batch in (size for size in ROUNDING if size <= self._wide):
-                places = [i % count for i in range(max(count, batch))]
-                some = [requests[i] for i in places]
-                plain = [reference.plain[i] for i in places]
-                others = answers(self._llm, some, batch, False)
-                gaps = [self._gap(parting) for parting in partings(some, plain, others)]
-                gap = max([gap, *filter(math.isfinite, gaps)])
-                values = deviation(some, plain, others)
-                if values is not None and math.isfinite(values.size):
-                    value = max(value, values.size)
+            try:
+                more = self._rounding_of(reference)
+            except (RefusedError, RequestFailed) as error:
+                self._references[i] = reference._replace(plain=[], error=error)
+                continue
+            gap, value = max(gap, more.gap), max(value, more.value)
         # The largest of them still counts as rounding.
         return Limits(math.nextafter(gap, math.inf), value)
+
+    def _rounding_of(self, reference: Reference) -> Limits:
+        gap, value = TIE_GAP, VALUE_GAP
+        requests, count = reference.requests, len(reference.requests)
+        for batch in (size for size in ROUNDING if size <= self._wide):
+            places = [i % count for i in range(max(count, batch))]
+            some = [requests[i] for i in places]
+            plain = [reference.plain[i] for i in places]
+            others = answers(self._llm, some, batch, False)
+            gaps = [self._gap(parting) for parting in partings(some, plain, others)]
+            gap = max([gap, *filter(math.isfinite, gaps)])
+            values = deviation(some, plain, others)
+            if values is not None and math.isfinite(values.size):
+                value = max(value, values.size)
+        return Limits(gap, value)
 
     def _drafted(self, reference: Reference, batch: int) -> Answers:
         take = draws if reference.drawn else answers
@@ -179,9 +190,12 @@ class Matrix:
         if reference.drawn:
             found = list(shifts(requests, plain, given))
             return judge_draws(batch, found, self._tests, self._tokenizer.token_text)
+        parted = list(partings(requests, plain, given))
+        if self._lossy and not requests[0].params.greedy:
+            return judge_lossy(batch, parted)
         return judge_outputs(
             batch,
-            list(partings(requests, plain, given)),
+            parted,
             deviation(requests, plain, given),
             self.limits,
             self._gap,
@@ -205,10 +219,10 @@ class Matrix:
         return self._gaps[key]
 
 
-def _sought(reference: Reference, failure: Failure, again: bool) -> Sought:
+def _sought(reference: Reference, failure: Failure, after: int) -> Sought:
     request = reference.requests[failure.prompt]
     params = child_params(request.params, failure.sample)
-    return Sought(request.prompt, params, failure.output, again)
+    return Sought(request.prompt, params, failure.output, after)
 
 
 def _at_step(cell: Cell, step: int | None) -> Cell:

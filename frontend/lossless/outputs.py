@@ -79,6 +79,7 @@ def _parting(request: Request, sample: int, want: Completion, got: Completion) -
         ("finish reason", lambda one: (one.finish_reason, one.stop_reason)),
         ("text", lambda one: one.text),
         ("number of logprobs", lambda one: len(one.logprobs)),
+        ("number of prompt_logprobs", lambda one: len(one.prompt_logprobs)),
     )
     for name, value in checks:
         if value(want) != value(got):
@@ -88,31 +89,45 @@ def _parting(request: Request, sample: int, want: Completion, got: Completion) -
 
 
 class Deviation(NamedTuple):
-    """The largest difference of log-probabilities: at the last token of an ``output``."""
+    """The largest difference of log-probabilities: at the last token of an ``output``.
+
+    Or at the ``prompt_token``, from 0, of a request; ``output`` is empty then.
+    """
 
     size: float
     request: Request
     sample: int
     output: tuple[int, ...]
+    prompt_token: int | None = None
 
     @property
     def position(self) -> int:
         """Of the last token of ``output``."""
-        return len(self.output) - 1
+        return max(0, len(self.output) - 1)
 
 
 def deviation(requests: Sequence[Request], plain: Answers, others: Answers) -> Deviation | None:
-    """Of all positions before outputs part; None where nothing has log-probabilities."""
+    """Of prompts, and all positions before outputs part; None without any log-probabilities."""
     worst: Deviation | None = None
     for request, wanted, given in zip(requests, plain, others, strict=True):
         for sample, (want, got) in enumerate(zip(wanted, given, strict=True)):
-            end = parting(want.token_ids, got.token_ids)
-            pairs = zip(want.logprobs[:end], got.logprobs[:end], strict=False)
-            for at, (a, b) in enumerate(pairs):
-                size = _apart(a, b)
-                if worst is None or size > worst.size:
-                    worst = Deviation(size, request, sample, got.token_ids[: at + 1])
+            for one in _deviations(request, sample, want, got):
+                if worst is None or one.size > worst.size:
+                    worst = one
     return worst
+
+
+def _deviations(
+    request: Request, sample: int, want: Completion, got: Completion
+) -> Iterator[Deviation]:
+    pairs = zip(want.prompt_logprobs, got.prompt_logprobs, strict=False)
+    first = max(1, request.params.logprob_start_len)
+    for token, (a, b) in enumerate(pairs, first):
+        yield Deviation(_apart(a, b), request, sample, (), token)
+    end = parting(want.token_ids, got.token_ids)
+    pairs = zip(want.logprobs[:end], got.logprobs[:end], strict=False)
+    for at, (a, b) in enumerate(pairs):
+        yield Deviation(_apart(a, b), request, sample, got.token_ids[: at + 1])
 
 
 def _apart(a: TokenLogprobs, b: TokenLogprobs) -> float:

@@ -13,13 +13,15 @@ _FEATURE, _CELL, _WIDTH = 22, 26, 100
 _WORDS: dict[Status, str] = {
     "exact": "exact",
     "rounding": "within rounding",
+    "lossy": "lossy",
     "refused": "refused",
     "failed": "FAILED",
 }
 
 
 class LosslessReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was found. ``lossless``: no cell failed.
+    """Everything that was found. ``failed``: a cell did. ``lossless``: none did, and
+    none is lossy.
 
     ``limits``: gaps from which on a difference is no rounding. ``trace``: of the whole run, if a
     cell failed.
@@ -30,6 +32,7 @@ class LosslessReport(msgspec.Struct, frozen=True, kw_only=True):
     draft: str | None
     device: str
     dtype: str
+    failed: bool
     lossless: bool
     prompts: str
     num_prompts: int
@@ -70,6 +73,8 @@ def _cell(cell: Cell) -> str:
     words = _WORDS[cell.status]
     if cell.status == "rounding":
         return f"{words} ({cell.gap:.2g})"
+    if cell.status == "lossy":
+        return f"{words} ({cell.differences} outputs)"
     return f"{words} (p = {cell.p:.2g})" if cell.p is not None else words
 
 
@@ -100,7 +105,7 @@ def verdict(report: LosslessReport) -> str:
         row.feature
         for row in report.rows
         if not row.accepted_drafts
-        and any(cell.status in ("exact", "rounding") for cell in row.cells)
+        and any(cell.status in ("exact", "rounding", "lossy") for cell in row.cells)
     ]
     if idle:
         lines += textwrap.wrap(

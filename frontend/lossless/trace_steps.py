@@ -14,13 +14,14 @@ from ...engine_core.trace import StepDone, TraceError, TraceReader
 class Sought(NamedTuple):
     """A request with drafts, and its output up to and with the first wrong token.
 
-    ``again``: the last one of its kind is meant, not the first.
+    ``after``: the steps that were done before it was sent. Requests of several rows are equal but
+    for what they are compared with, so this tells them apart.
     """
 
     prompt: list[int]
     params: SamplingParams
     output: tuple[int, ...]
-    again: bool
+    after: int
 
 
 class _Served(NamedTuple):
@@ -60,12 +61,13 @@ def _served(path: str) -> list[_Served]:
 
 def _step(served: list[_Served], wanted: Sought) -> int | None:
     prompt, length = array("i", wanted.prompt).tobytes(), len(wanted.output)
-    found = [
-        one.steps[length - 1]
-        for one in served
-        if length
-        and one.prompt == prompt
-        and one.params == wanted.params
-        and tuple(one.tokens[:length]) == wanted.output
-    ]
-    return found[-1 if wanted.again else 0] if found else None
+    for one in served:
+        if (
+            0 < length <= len(one.steps)
+            and one.steps[0] > wanted.after
+            and one.prompt == prompt
+            and one.params == wanted.params
+            and tuple(one.tokens[:length]) == wanted.output
+        ):
+            return one.steps[length - 1]
+    return None

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.divergence import ENDED, TIE_GAP, Divergence, first_divergence
 from outrider.engine_core.ids import f32, i32
+from outrider.engine_core.plan import TokenLogprobs
 from outrider.engine_core.refusal import Refused, RefusedError
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.frontend import cli, launch
@@ -21,11 +23,18 @@ from outrider.frontend.flags import UsageError
 from outrider.frontend.llm import LLM
 from outrider.frontend.logit_gap import logit_gap
 from outrider.frontend.lossless import draws, matrix
-from outrider.frontend.lossless.cells import Limits, judge_outputs
+from outrider.frontend.lossless.cells import Limits, judge_outputs, unserved
 from outrider.frontend.lossless.draws import chi_square_tail, same_law
 from outrider.frontend.lossless.features import FEATURES
 from outrider.frontend.lossless.matrix import Matrix
-from outrider.frontend.lossless.outputs import Deviation, Parting, Request, deviation, partings
+from outrider.frontend.lossless.outputs import (
+    Answers,
+    Deviation,
+    Parting,
+    Request,
+    deviation,
+    partings,
+)
 from outrider.frontend.lossless.recording import Recording
 from outrider.frontend.lossless.report import row_lines
 from outrider.frontend.results import Completion, GenerationResult
@@ -70,7 +79,7 @@ def test_every_feature_is_exact(
     proposed = {row["feature"]: row["proposed_drafts"] for row in report["rows"]}
     assert all(accepted[name] > 3 for name in accepted if name != "max tokens"), accepted
     assert sum(proposed.values()) > sum(accepted.values()) + 50  # wrong drafts, too
-    assert "40 cells: 40 exact" in shown.err
+    assert "52 cells: 52 exact" in shown.err
     assert list((tmp_path / "traces").iterdir()) == []
 
 
@@ -82,7 +91,7 @@ def test_broken_verification_fails_with_a_trace_that_shows_where(
 ) -> None:
     script = str(Path(__file__).parent / "broken_core.py")
     monkeypatch.setattr(launch, "core_command", lambda: [sys.executable, "-P", script])
-    keep(monkeypatch, "greedy", "temperature", "frequency_penalty")
+    keep(monkeypatch, "greedy", "temperature", "frequency_penalty", "n = 2")
     file = tmp_path / "report.json"
     assert check("--speculative-algorithm", "NGRAM", *few, "--json", str(file)) == 1
     out = capsys.readouterr().out
@@ -94,7 +103,7 @@ def test_broken_verification_fails_with_a_trace_that_shows_where(
         for cell in row["cells"]
         if cell["status"] == "failed"
     }
-    assert failed.keys() == {"greedy", "temperature", "frequency_penalty"}
+    assert failed.keys() == {"greedy", "temperature", "frequency_penalty", "n = 2"}
     for failure in failed.values():
         assert failure["expected"] != failure["got"]
         words = f"position {failure['position']}: expected {failure['expected']} "
@@ -113,20 +122,51 @@ def test_broken_verification_fails_with_a_trace_that_shows_where(
     step = report["rows"][0]["cells"][0]["failure"]["step"]
     assert f"step {step}: greedy, batch 1" in out
     assert any(line.strip().startswith(f"step {step}: ") for line in differences)
+    # The first sample of two is the request of the row temperature, and yet has steps of its own.
+    failures = [cell["failure"] for row in report["rows"] for cell in row["cells"]]
+    steps = [failure["step"] for failure in failures if failure is not None]
+    assert steps == sorted(set(steps))
+    both = [failed[name] for name in ("temperature", "n = 2")]
+    assert both[0]["output"] == both[1]["output"]
+    assert both[1]["sample"] == 0
 
 
-def test_rejection_sampling_is_compared_by_its_distribution(
-    few: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("rule", ["rejection-sampling", "block-verification"])
+def test_drawn_drafts_are_compared_by_their_distribution(
+    rule: str, few: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(draws, "DRAWS", 24)
-    keep(monkeypatch, "greedy", "temperature", "n = 2")
-    eagle = ["--speculative-algorithm", "EAGLE3", "--speculative-use-rejection-sampling"]
+    keep(monkeypatch, "greedy", "temperature", "n = 2", "regex, temperature")
+    eagle = ["--speculative-algorithm", "EAGLE3", f"--speculative-use-{rule}"]
     assert check(*eagle, *few) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {line[:22].strip(): line for line in lines}
     assert "(p = " not in rows["greedy"]
     assert rows["temperature"].count("exact (p = ") == 2
     assert rows["n = 2"].count("exact (p = ") == 2
+    assert rows["regex, temperature"].count("exact (p = ") == 2
+
+
+def test_outputs_that_thresholds_change_are_lossy_and_not_failed(
+    few: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keep(monkeypatch, "greedy", "temperature", "regex, temperature")
+    flags = ["--speculative-algorithm", "NGRAM", "--speculative-accept-threshold-acc", "0.01"]
+    file = tmp_path / "report.json"
+    assert check(*flags, *few, "--json", str(file)) == 0
+    out = capsys.readouterr().out
+    report = json.loads(file.read_text())
+    statuses = {row["feature"]: {cell["status"] for cell in row["cells"]} for row in report["rows"]}
+    assert statuses.pop("greedy") == {"exact"}
+    assert "lossy" in set.union(*statuses.values()) <= {"lossy", "exact"}
+    assert (report["lossless"], report["failed"], report["trace"]) == (False, False, None)
+    assert "speculative_accept_threshold_acc: 0.01 is lossy" in out
+    lossy = sum(cell["status"] == "lossy" for row in report["rows"] for cell in row["cells"])
+    assert f"6 cells: {6 - lossy} exact, {lossy} lossy" in out
+    assert list((tmp_path / "traces").iterdir()) == []
 
 
 def test_gaps_are_found_through_whatever_decides() -> None:
@@ -154,6 +194,11 @@ def test_gaps_are_found_through_whatever_decides() -> None:
             assert logit_gap(llm, prompt, held, penal, first, other) == pytest.approx(
                 logit_gap(llm, prompt, held, free, first, other), rel=0.06
             )
+        # A banned sequence bans its last token where its beginning is said already.
+        ban = SamplingParams(temperature=0.0, bad_words_ids=((held[0], first), (best[5], best[4])))
+        assert logit_gap(llm, prompt, held, ban, best[2], first) == math.inf
+        assert logit_gap(llm, prompt, held, ban, best[2], best[4]) < math.inf
+        assert logit_gap(llm, prompt, [best[5]], ban, best[2], best[4]) == math.inf
         # Noise of a seed takes part: what it draws is what it draws.
         seeded = SamplingParams(temperature=1.0, seed=7, max_new_tokens=4)
         drawn = llm.generate([prompt], seeded)[0].token_ids
@@ -164,11 +209,21 @@ def test_gaps_are_found_through_whatever_decides() -> None:
 class RoundingEngine:
     """Stands for an LLM in half precision: what it says at place 2 depends on the batch."""
 
-    def __init__(self, spoil: int = ENDED, refuse: str = "", fail: bool = False) -> None:
+    def __init__(
+        self,
+        spoil: int = ENDED,
+        refuse: str = "",
+        fail: bool = False,
+        plain: tuple[str, int, int] = ("", 0, 0),
+    ) -> None:
         self.info = SimpleNamespace(max_running_requests=8, dtype="bfloat16", eos_ids=(0,))
         self.spoil, self.refuse, self.fail = spoil, refuse, fail
+        self.message, self.status, self.least = plain
 
     def flush_cache(self) -> None: ...
+
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(steps=0)
 
     def generate(
         self, prompts: Sequence[list[int]], params: Any, speculative: bool
@@ -180,6 +235,8 @@ class RoundingEngine:
             return [_result(prompts[0], [token])]
         if any(one.min_p for one in params) and self.refuse:
             raise RefusedError(Refused("min_p", self.refuse))
+        if self.message and not speculative and params[0].min_p and len(prompts) >= self.least:
+            raise RequestFailed(self.message, self.status)
         if speculative and self.fail:
             raise RequestFailed("the row has no token")
         odd = len(prompts) > 2
@@ -220,6 +277,28 @@ def test_refusals_and_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> 
     assert row_lines(min_p).count("cannot be had") == 1
 
 
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(
+    ("status", "called"), [(500, "failed"), (400, "refused"), (413, "refused"), (501, "refused")]
+)
+def test_an_error_of_plain_decoding_is_no_refusal(
+    status: int, called: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch 8: one that comes while it is found out how far rounding goes."""
+    engine = RoundingEngine(plain=("the logits are NaN", status, batch))
+    greedy, min_p = matrix_of(engine, monkeypatch)
+    assert {cell.status for cell in greedy.cells} == {"exact"}
+    assert {cell.status for cell in min_p.cells} == {called}
+    words = "without drafts: the logits are NaN" if called == "failed" else "the logits are NaN"
+    assert words in row_lines(min_p)
+
+
+def test_a_refusal_by_a_core_that_is_gone_is_a_failure() -> None:
+    gone = RefusedError(Refused("core", "has died", 503))
+    assert unserved(1, gone).status == "failed"
+    assert unserved(1, RefusedError(Refused("min_p", "no"))).status == "refused"
+
+
 def test_where_sequences_part() -> None:
     def gap(position: int, expected: int, got: int) -> float:
         return position + expected / 10 + got / 100
@@ -251,6 +330,25 @@ def test_log_probabilities_are_compared(size: float, limit: float, status: str) 
     found = Deviation(size, Request(0, [1], SamplingParams()), 0, (1, 2))
     none: list[Parting] = []
     assert judge_outputs(8, none, found, Limits(0, limit), lambda _: 0.0, str).status == status
+
+
+def test_log_probabilities_of_prompts_are_compared() -> None:
+    def entry(value: float) -> TokenLogprobs:
+        return TokenLogprobs(token=3, value=value, rank=1, top_ids=b"", top_values=b"")
+
+    def answer(*values: float) -> Completion:
+        return replace(_result([1], [5]).outputs[0], prompt_logprobs=tuple(map(entry, values)))
+
+    request = Request(2, [1, 3, 3], SamplingParams(prompt_logprobs=0))
+    wanted: Answers = [(answer(-1.0, -2.0),)]
+    found = deviation([request], wanted, [(answer(-1.0, -2.5),)])
+    assert found is not None
+    cell = judge_outputs(1, [], found, Limits(), lambda _: 0.0, str)
+    assert cell.failure is not None
+    assert (cell.failure.prompt, cell.failure.position, cell.failure.output) == (2, 0, ())
+    assert "of the prompt's token 2 0.5 apart" in cell.failure.found
+    [parting] = partings([request], wanted, [(answer(-1.0),)])
+    assert "number of prompt_logprobs" in parting.words
 
 
 def test_chi_square_finds_another_distribution() -> None:

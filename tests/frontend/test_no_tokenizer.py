@@ -61,8 +61,9 @@ def test_a_folder_with_a_config_alone_runs_on_random_weights(tmp_path: Path) -> 
         assert (result.text, len(result.token_ids)) == ("", 6)
         with pytest.raises(RefusedError, match="token ids"):
             llm.generate("text", params)
-        with pytest.raises(RequestFailed, match="stop_token_ids"):
+        with pytest.raises(RequestFailed, match="stop_token_ids") as failed:
             llm.generate(IDS, {"stop": ["x"]})
+        assert failed.value.status == 501
 
 
 def test_ids_of_tokens_stay_readable() -> None:
