@@ -153,7 +153,7 @@ def judge(samples: Samples, sts: Path | None) -> dict[str, object]:
     logits, accepted, serials = samples
     temperatures: Sequence[float]
     if sts is not None:
-        source, tried = str(sts), samples
+        source, tried = f"{sts.resolve().parent.name}/{sts.name}", samples
         temperatures = read_sts(str(sts), logits.shape[1]).temperatures
     else:
         mine = serials % 2 == 0
