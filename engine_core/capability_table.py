@@ -99,7 +99,8 @@ SUPPORTED = (
     exact(
         "structured_outputs",
         ("structured_outputs",),
-        "json, regex, choice, grammar or json_object; one grammar a request",
+        "json, regex, choice, grammar or json_object; one grammar a request; like all grammars "
+        "refused with --tp-size above 1",
     ),
     exact(
         "response_format",

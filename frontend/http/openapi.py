@@ -46,7 +46,7 @@ def _any_value(kind: type) -> dict[str, object]:
     """The schema of ``object``: members of an object that is passed on as it is."""
     if kind is object:
         return {"description": "any JSON value"}  # msgspec takes {} for no answer
-    raise NotImplementedError
+    raise NotImplementedError  # msgspec's protocol for a type that the hook does not know
 
 
 def _operation(endpoint: Endpoint, references: dict[type, dict[str, object]]) -> dict[str, object]:
