@@ -11,6 +11,7 @@ from ..cython_ext.batch_assembly import assemble
 from ..cython_ext.step_rows import resolve_rows
 from ..engine_core.accept_rules import AcceptRule
 from ..engine_core.config import CoreConfig
+from ..engine_core.draft_caps import no_drafts
 from ..engine_core.grammar_compiler import GrammarCompiler
 from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
@@ -120,7 +121,7 @@ class StepRunner:
         """Run one step. Raises ValueError if the plan or the drafts break their contract."""
         self.state.apply(plan)
         copy_pages(plan, self.pools)
-        illegal = forced = 0
+        illegal, forced = 0, b""
         if self._grammars is not None:
             self._grammars.enter(plan)
         if self._drafts is not None:
@@ -128,8 +129,10 @@ class StepRunner:
             drafts = self._drafts.late(drafts) if plan.late_bound else self._drafts.propose(plan)
         # Leaving out a drawn draft for what it is would shift the distribution.
         free = self._drafts is None or not self._drafts.fixed
-        if self._grammars is not None and drafts is not None and free:
-            drafts, illegal, forced = self._grammars.sift(plan, drafts)
+        if self._grammars is not None and free and self._grammars.concern(i32(plan.slots)):
+            sifted = self._grammars.sift(plan, drafts or no_drafts(plan))
+            if drafts is not None or sifted.forced:
+                drafts, illegal, forced = sifted
         drafter = None if self._drafts is None else self._drafts.drafter
         drafted = self._draft(plan, drafts)
         hidden, features = run_target(self._model, drafted.batch, self._kv, drafter)

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from ..engine_core.accept_rules import DRAWING, AcceptRule
-from ..engine_core.ids import I32, RowKind, i32, u8
+from ..engine_core.draft_caps import device_caps
+from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, StepPlan
 from ..engine_core.ragged_verify import RaggedVerify
 from ..kernels.draft_rows_cpu import ask, give, spread
@@ -70,7 +71,7 @@ class StepDrafts:
     def propose(self, plan: StepPlan) -> HostDrafts | None:
         """Drafts of a step's verify rows; None where no row may have any."""
         self.confidence, self.most = b"", None
-        buffers, kinds, q_caps = self._buffers, u8(plan.kinds), i32(plan.q_caps)
+        buffers, kinds, q_caps = self._buffers, u8(plan.kinds), device_caps(plan) + 1
         self._law = self.survived = None
         buffers.reserve_rows(len(kinds))
         rows = ask(i32(plan.slots), kinds, q_caps, buffers.slots, buffers.caps, buffers.cu_q)
@@ -119,7 +120,7 @@ class StepDrafts:
 
     def _spread(self, plan: StepPlan, lens: torch.Tensor) -> I32:
         """int32[R]: the lengths of rows that drafted, 1 for all others."""
-        drafting = (u8(plan.kinds) == RowKind.VERIFY) & (i32(plan.q_caps) > 1)
+        drafting = device_caps(plan) > 0
         all_lens = np.ones(len(drafting), dtype=np.int32)
         all_lens[drafting] = lens.numpy()
         return all_lens
@@ -138,7 +139,7 @@ class StepDrafts:
         """
         if self._law is None or drafts is None:
             return None
-        asked = (u8(plan.kinds) == RowKind.VERIFY) & (i32(plan.q_caps) > 1)
+        asked = device_caps(plan) > 0
         counts = i32(drafts.counts)
         counts = counts.copy() if self.most is None else np.minimum(counts, self.most - 1)
         row_of_node = np.repeat(np.arange(len(asked)), np.diff(node_cu))

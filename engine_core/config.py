@@ -9,6 +9,7 @@ from .device_config import refuse_on
 from .draft_config import SpecShape
 from .draft_window import WindowPool, window_pool
 from .drafter_spec import NGRAM, NGRAM_BY_SOURCE, DrafterSpec, DraftKV, find_drafter
+from .forced_drafts import may_have_grammars, verify_width
 from .ngram import NgramConfig
 from .ragged_verify import RaggedVerify, read_ragged
 from .refusal import Refused
@@ -392,7 +393,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the core runs with, resolved once from the user's wishes and the worker's sizes.
 
-    ``draft_width``: most query tokens of a verify row (1 without speculation). ``draft_reach``:
+    ``draft_width``: most query tokens of a verify row by the drafter (1 without one); a grammar
+    has its rows up to ``verify_width``. ``draft_reach``:
     tokens from the row's first on whose KV a step may write: a verify row's, or those that a draft
     tree's levels take in the draft's pool, whichever are more.
     ``draft_topk``: branches of the tree that a drafter on the device makes; 1 for chains.
@@ -411,6 +413,19 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_topk: int = 1
     ragged: RaggedVerify = RaggedVerify()
     window_pool: WindowPool | None = None
+
+    @property
+    def verify_width(self) -> int:
+        """Most query tokens of a verify row, whoever drafts."""
+        return verify_width(self.engine, self.draft_width)
+
+    @property
+    def drafts_forced(self) -> bool:
+        """Whether rows have what grammars force instead of other drafts.
+
+        Not where each draft has a confidence by which lengths are planned.
+        """
+        return may_have_grammars(self.engine) and not self.ragged.planned
 
     @property
     def kv_reach(self) -> int:

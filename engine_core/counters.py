@@ -76,7 +76,8 @@ class Counters:
         if result.trimmed:
             self.trimmed_drafts += int(i32(result.trimmed).sum())
         self.illegal_drafts += result.illegal
-        self.forced_drafts += result.forced
+        if result.forced:
+            self.forced_drafts += int(i32(result.forced).sum())
 
     def count_verify(self, proposed: int, depth: int, correct: int, kept: int) -> None:
         """Count a verify row that had drafts."""

@@ -5,6 +5,7 @@ from typing import final
 import numpy as np
 
 from .device_lengths import DeviceLengths
+from .draft_caps import device_caps
 from .ids import I32, RowKind, i32, u8
 from .plan import HostDrafts, StepPlan, StepResult
 
@@ -35,15 +36,18 @@ class DeviceDrafts:
         verifies = u8(plan.kinds) == RowKind.VERIFY
         caps = self._bound
         if not plan.late_bound:
-            caps = np.where(verifies, i32(plan.q_caps) - 1, 0).astype(np.int32)
+            caps = device_caps(plan)
+        drafted = bool(caps.any())
+        if result.forced and len(caps):  # a grammar's say nothing of the drafter's own
+            caps = np.where(i32(result.forced) > 0, 0, caps).astype(np.int32)
         watched = caps
         if plan.budget >= 0:
             watched = np.minimum(caps, i32(result.proposed))  # what was left out tells nothing
         elif plan.accept_caps:
             watched = np.zeros_like(caps)
-            watched[verifies] = i32(plan.accept_caps)
+            watched[verifies] = np.where(caps[verifies] > 0, i32(plan.accept_caps), 0)
         if self._alone and verifies.all():
             # Prefill rows make a step another thing: on a GPU its kernels are launched one by one.
-            self._lengths.observe(result, int(verifies.sum()) if caps.any() else 0)
+            self._lengths.observe(result, int(verifies.sum()) if drafted else 0)
         if len(caps):
             self._lengths.learn(i32(plan.slots), watched, i32(result.accept_lens))

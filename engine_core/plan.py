@@ -42,7 +42,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
     the slot's previous step) the worker resolves from its FutureMap. ``tokens``: the prefill
     rows' tokens, joined in row order. ``page_*``: changes to the page table, applied before the
     step. With ``late_bound`` a :class:`HostDrafts` follows before the step can run; without it
-    verify rows carry the q_cap - 1 drafts of a drafter on the device, and none without one.
+    verify rows carry the drafts of a drafter on the device, ``device_caps`` at most, or, where
+    that is empty, q_cap - 1; none without one. What is left of q_cap is room for what grammars
+    force.
     ``budget``: drafts that all verify rows together have verified, shared out by the drafter's
     confidence; -1: all. ``accept_caps``: most drafts that a verify row accepts, where that is less
     than it verifies (mode cap-accept without confidence); empty: no such caps.
@@ -69,6 +71,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
     window_pages: bytes = b""  # int32[D], pages of the target's pool
     window_drafts: bytes = b""  # int32[D], pages of the draft's pool
     window_lows: bytes = b""  # int32[R]
+    device_caps: bytes = b""  # int32[V]
 
     @property
     def num_rows(self) -> int:
@@ -134,7 +137,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     ``confidence`` float32[D, G]: of each verify row with room for drafts, the chance that draft k
     is accepted if all before it are; empty unless it plans verify lengths. ``trimmed`` int32[R]:
     drafts that held and lie beyond a row's cap (mode cap-accept); empty elsewhere. ``illegal``:
-    drafts of the host that grammars forbid, left out; ``forced``: drafts that grammars made.
+    drafts of the host that grammars forbid, left out; ``forced`` int32[R]: drafts that grammars
+    made; empty where none were.
     ``prompt_logprobs``: what chunks gave of the prompt positions that ``SlotInit`` asks for.
     """
 
@@ -151,5 +155,5 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     confidence: bytes = b""
     trimmed: bytes = b""
     illegal: int = 0
-    forced: int = 0
+    forced: bytes = b""
     prompt_logprobs: tuple[RowLogprobs, ...] = ()

@@ -51,6 +51,7 @@ class StepBuilder:
         self._reasons: U8 = np.empty(0, dtype=np.uint8)
         self._late_bound = False
         self._accept_caps = b""
+        self._device_caps = b""
         self.budget = -1
         self.window = _NO_WINDOW
         self.prefill_tokens = 0
@@ -65,12 +66,18 @@ class StepBuilder:
         self._page_ids: list[bytes] = []
 
     def decode(
-        self, rows: DecodeRows, reasons: U8, late_bound: bool, accept_caps: I32 | None
+        self,
+        rows: DecodeRows,
+        reasons: U8,
+        late_bound: bool,
+        accept_caps: I32 | None,
+        device_caps: I32 | None = None,
     ) -> None:
-        """Set the verify rows, ``reasons`` uint8[their number]; ``accept_caps``: see StepPlan."""
+        """Set the verify rows, ``reasons`` uint8[their number]; for the caps see StepPlan."""
         self._decode = rows
         self._reasons = reasons
         self._accept_caps = b"" if accept_caps is None else accept_caps.tobytes()
+        self._device_caps = b"" if device_caps is None else device_caps.tobytes()
         self._late_bound = late_bound and bool(rows.slots)
 
     @property
@@ -135,6 +142,7 @@ class StepBuilder:
             self.budget,
             self._accept_caps,
             *self.window,
+            device_caps=self._device_caps,
         )
         reasons = self._reasons
         if self._slots:

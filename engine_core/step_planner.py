@@ -58,7 +58,7 @@ class StepPlanner:
         self._cache: PrefixCache = batch.cache
         self._queue = queue
         self._admission = admission
-        self._max_drafts = config.draft_width - 1
+        self._max_drafts = config.verify_width - 1
         self._counters = counters
         self._policy = policy
         self._settle = settle
@@ -70,9 +70,11 @@ class StepPlanner:
         # Without confidence, rows are verified in full and accept what the length policy says.
         self._caps_accepts = config.ragged.mode == "cap-accept" and verify is None
         self._accept_caps = np.zeros(config.worker.max_slots, dtype=np.int32)
-        # Slots whose requests have a grammar, where drafts of the host can be had.
+        # Slots whose requests have a grammar, which may force drafts.
         self._constrained = np.zeros(config.worker.max_slots, dtype=np.bool_)
+        self._forces = config.drafts_forced
         self._late = config.drafter is not None and config.drafter.host
+        self._device_caps = np.zeros(config.worker.max_slots, dtype=np.int32)
 
     def plan(self, step: int) -> Flight | None:
         """The step, or None where no request can have a row."""
@@ -107,11 +109,11 @@ class StepPlanner:
         slots, room = batch.table.decodable(batch.decoding_slots(), self._max_drafts)
         if not len(slots):
             return
-        late_bound, caps = self._draft_caps(slots, room)
+        late_bound, caps, widened = self._draft_caps(slots, room)
         wish = self._retraction.fit(slots, caps, self._settle, self._end)
         if wish.caps is not caps:
             self._explain(wish.slots)
-            late_bound = False
+            late_bound = widened = False
         rows = batch.table.plan_decode(builder.step, *wish, self._cache.allocator)
         self._counters.held_rows += rows.held_back
         self._admission.ratio.decay()
@@ -119,31 +121,35 @@ class StepPlanner:
         if batch.windows is not None:
             batch.windows.verify(batch.table, slots, i32(rows.q_caps))
         accept_caps: I32 | None = None
+        device_caps: I32 | None = None
         if self._caps_accepts:
             accept_caps = np.minimum(self._accept_caps[slots], i32(rows.q_caps) - 1)
-        builder.decode(rows, self._reasons[slots], late_bound, accept_caps)
+        if widened:
+            device_caps = np.minimum(self._device_caps[slots], i32(rows.q_caps) - 1)
+        builder.decode(rows, self._reasons[slots], late_bound, accept_caps, device_caps)
 
-    def _draft_caps(self, slots: I32, room: I32) -> tuple[bool, I32]:
-        """Whether the step waits for drafts, and query tokens of each row, int32[n]."""
+    def _draft_caps(self, slots: I32, room: I32) -> tuple[bool, I32, bool]:
+        """Whether the step waits for drafts, query tokens of each row, int32[n], and whether rows
+        have more of them than the drafter may fill.
+        """
+        mine = self._constrained[slots] & (room > 0)
+        forces = bool(mine.any())
         if self._policy is None:
-            return False, np.ones(len(slots), dtype=np.int32)
+            caps = np.ones(len(slots), dtype=np.int32)
+            return False, _at_least(caps, mine, room + 1) if forces else caps, False
         lengths = self._policy.plan(slots, room, len(slots) + self._prefill_ahead())
         self._reasons[slots] = lengths.reasons
-        mine = self._constrained[slots] & (room > 0)
-        if mine.any():
-            lengths = self._leave_room(slots, room, lengths, mine)
         if self._caps_accepts:
             self._accept_caps[slots] = lengths.caps
-            return False, np.clip(room, 0, self._max_drafts).astype(np.int32) + 1
-        return lengths.late_bound, lengths.caps + 1
-
-    def _leave_room(
-        self, slots: I32, room: I32, lengths: StepLengths, mine: npt.NDArray[np.bool_]
-    ) -> StepLengths:
-        """Let the rows ``mine`` of a step verify what a grammar may force upon them."""
-        self._reasons[slots[mine]] = 0
-        caps = np.where(mine, np.minimum(room, self._max_drafts), lengths.caps).astype(np.int32)
-        return lengths._replace(late_bound=True, caps=caps)
+            return False, np.clip(room, 0, self._max_drafts).astype(np.int32) + 1, False
+        if not forces:
+            return lengths.late_bound, lengths.caps + 1, False
+        wide = _at_least(lengths.caps, mine, room)
+        if self._late:  # what is forced is known where drafts of the host are
+            self._reasons[slots[mine]] = 0
+            return True, wide + 1, False
+        self._device_caps[slots] = lengths.caps
+        return False, wide + 1, bool((wide > lengths.caps).any())
 
     def _explain(self, slots: I32) -> None:
         """These rows lost their drafts to the lack of pages, unless they had none anyway."""
@@ -179,7 +185,7 @@ class StepPlanner:
             pages = self._batch.table.pages(running.slot)
             builder.init(slot_init(running, prefix, pages), pages)
             has_grammar = running.request.params.grammar is not None
-            self._constrained[running.slot] = self._late and has_grammar
+            self._constrained[running.slot] = self._forces and has_grammar
             self._add_chunk(builder, running)
 
     def _add_chunk(self, builder: StepBuilder, running: Running) -> bool:
@@ -234,6 +240,12 @@ class StepPlanner:
         pages += sum(batch.table.held(victim.slot) for victim in victims)
         fits = self._admission.demand(waiting.request, stay, 0) <= pages
         return fits and slots > 0 and len(stay) < self._config.max_running_requests
+
+
+def _at_least(caps: I32, mine: npt.NDArray[np.bool_], room: I32) -> I32:
+    """``caps`` int32[n], of the rows ``mine`` raised to all of their room."""
+    raised: I32 = np.where(mine, np.maximum(caps, room), caps).astype(np.int32)
+    return raised
 
 
 def slot_init(running: Running, prefix: CachedPrefix, pages: I32) -> SlotInit:

@@ -46,7 +46,7 @@ class Launched:
     wait_ns: int
     verified: int
     illegal: int = 0
-    forced: int = 0
+    forced: bytes = b""
 
 
 class Answer(NamedTuple):

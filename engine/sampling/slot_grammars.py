@@ -1,11 +1,13 @@
 """The grammars of the requests in slots: where each stands, and what it allows next."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
 
+from ...engine_core.draft_caps import draft_room
 from ...engine_core.grammar_compiler import GrammarCompiler
 from ...engine_core.grammar_spec import GrammarSpec
 from ...engine_core.grammar_text import grammar_refusal
@@ -41,24 +43,33 @@ class NodeMasks(NamedTuple):
 
 
 class SiftedDrafts(NamedTuple):
-    """Drafts without what grammars forbid, ``illegal`` of them, and with what they force."""
+    """Drafts without what grammars forbid, ``illegal`` of them, and with what they force.
+
+    ``forced``: see StepResult.
+    """
 
     drafts: HostDrafts
     illegal: int
-    forced: int
+    forced: bytes
+
+
+# Of a slot: how many of the tokens that its grammar forces are on their way with certainty.
+TokensAhead = Callable[[int], int | None]
 
 
 @dataclass(slots=True)
 class _Slot:
     """A request's grammar: a matcher behind ``text``, what the request has said so far.
 
-    ``wrong``: why a node of its latest step may have nothing.
+    ``wrong``: why a node of its latest step may have nothing. ``run``: what the grammar forces
+    behind ``text``; None until someone asks.
     """
 
     spec: GrammarSpec
     matcher: LLMatcher
     text: list[int]
     wrong: str | None = None
+    run: list[int] | None = None
 
 
 class SlotGrammars:
@@ -90,29 +101,45 @@ class SlotGrammars:
         """Forget every slot."""
         self._slots.clear()
 
-    def sift(self, plan: StepPlan, drafts: HostDrafts) -> SiftedDrafts:
+    def run(self, slot: int) -> list[int] | None:
+        """The tokens that a slot's grammar forces next, not to be changed; None without one."""
+        mine = self._slots.get(slot)
+        if mine is None:
+            return None
+        if mine.run is None:
+            mine.run = mine.matcher.deep_copy().compute_ff_tokens()
+        return mine.run
+
+    def sift(
+        self, plan: StepPlan, drafts: HostDrafts, ahead: TokensAhead = lambda _: 0
+    ) -> SiftedDrafts:
         """For rows with a grammar without the forbidden drafts and what hangs on them or, where the
         grammar leaves no choice, those that it forces. The device adds none to a row with drafts.
+
+        ``ahead``: what steps in flight bring; of a slot of which that is not known nothing is
+        forced.
         """
-        counts, caps, slots = i32(drafts.counts), i32(plan.q_caps) - 1, i32(plan.slots)
+        counts, caps, slots = i32(drafts.counts), draft_room(plan), i32(plan.slots)
         if not self.concern(slots):
-            return SiftedDrafts(drafts, 0, 0)
+            return SiftedDrafts(drafts, 0, b"")
         verifies = u8(plan.kinds) == RowKind.VERIFY
         cu = np.concatenate(([0], np.cumsum(counts)))
         tokens, parents = i32(drafts.tokens).tolist(), i32(drafts.parents).tolist()
         new_tokens: list[int] = []
         new_parents: list[int] = []
-        new_counts = counts.copy()
-        illegal = forced = 0
+        new_counts, forced = counts.copy(), np.zeros_like(counts)
+        illegal = 0
         for row, slot in enumerate(slots.tolist()):
             begin, end = int(cu[row]), int(cu[row + 1])
             ours, theirs = tokens[begin:end], parents[begin:end]
             mine = self._slots.get(slot) if verifies[row] else None
             if mine is not None:
-                run = mine.matcher.deep_copy().compute_ff_tokens()[: int(caps[row])]
-                if run:
+                run, known = self.run(slot), ahead(slot)
+                if run and known is not None:
+                    run = run[known : known + int(caps[row])]
+                if run and known is not None:
                     ours, theirs = run, list(range(len(run)))
-                    forced += len(run)
+                    forced[row] = len(run)
                 elif ours:
                     ours, theirs = _legal(mine.matcher, ours, theirs, self._compiler.eos_ids)
                     illegal += end - begin - len(ours)
@@ -129,7 +156,7 @@ class SlotGrammars:
             np.array(new_parents, dtype=np.int32).tobytes(),
             device_caps.tobytes(),
         )
-        return SiftedDrafts(made, illegal, forced)
+        return SiftedDrafts(made, illegal, forced.tobytes() if forced.any() else b"")
 
     def masks(self, slots: I32, kinds: bytes, rows: RowTokens) -> NodeMasks:
         """What is allowed at the nodes of the step's rows that have a grammar."""
@@ -175,6 +202,7 @@ class SlotGrammars:
 
     def _move(self, mine: _Slot, tokens: list[int]) -> None:
         """Up to the end of the text: what a run holds beyond is not the request's."""
+        mine.run = None
         for token in tokens:
             if token in self._compiler.eos_ids:
                 return
@@ -194,7 +222,7 @@ class SlotGrammars:
             matcher = self._compiler.renewed(mine.spec)
             matcher.consume_tokens(mine.text)
             if not node:
-                mine.matcher = matcher
+                mine.matcher, mine.run = matcher, None
             elif not eos.isdisjoint(path) or matcher.try_consume_tokens(path) < len(path):
                 masks[node] = -1  # not allowed, or the end: nobody asks
                 continue

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -84,9 +85,8 @@ def run(messages: Sequence[GenerateRequest], algorithm: str | None, **fields: ob
             finish = parts[-1].finish
             assert finish is not None
             assert finish.kind in ("stop", "length"), (rid, finish)
-        if algorithm is not None:  # drafts that have a confidence each stay
-            planned = "speculative_ragged_verify_mode" in fields
-            assert (engine.core.stats(0).forced_drafts > 0) != planned
+        planned = "speculative_ragged_verify_mode" in fields  # each draft's confidence is its own
+        assert (engine.core.stats(0).forced_drafts > 0) != planned
         cache = engine.core.scheduler.cache
         assert cache.available == cache.total
     return {rid: tokens_of(parts) for rid, parts in outputs.items()}
@@ -118,14 +118,15 @@ def check_texts(messages: Sequence[GenerateRequest], tokens: Tokens) -> None:
 
 @pytest.fixture(scope="module")
 def plain() -> Tokens:
-    """One request at a time, without overlap."""
-    messages = requests()
+    """One request at a time, without overlap and without drafts."""
+    messages = [msgspec.structs.replace(message, speculative=False) for message in requests()]
     config = tiny_config(PYCODER, max_running_requests=1, disable_overlap_schedule=True)
     with running_engine(config) as engine:
         tokens = {
             message.rid: tokens_of(drive(engine.core, [message])[message.rid])
             for message in messages
         }
+        assert engine.core.stats(0).forced_drafts == engine.core.stats(0).spec_drafts == 0
     check_texts(messages, tokens)
     return tokens
 
