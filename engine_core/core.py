@@ -214,6 +214,8 @@ class EngineCore:
             self._device.committed(committed.plan, result)
         if self._bind():
             self._draft_wait_ns += perf_counter_ns() - arrived
+        if not committed.plan.late_bound:
+            self._draft_wait_ns += result.wait_ns
         began = thread_time_ns()
         outputs = self.scheduler.outputs(committed)
         self._commit_ns += thread_time_ns() - began

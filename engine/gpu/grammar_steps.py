@@ -10,12 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ...engine_core.draft_caps import no_drafts
 from ...engine_core.grammar_compiler import GrammarCompiler
-from ...engine_core.ids import I32
+from ...engine_core.ids import I32, i32
 from ...engine_core.plan import HostDrafts, StepPlan
 from ...engine_core.refusal import Refused
-from ..sampling.slot_grammars import RowTokens, SiftedDrafts, SlotGrammars
+from ..sampling.slot_grammars import RowTokens, SlotGrammars
 from .device_step import LaidOut
+from .forced_ahead import ForcedAhead
 from .marks import Mark, new_mark
 from .packer import Packed
 from .pinned_ring import PinnedRing
@@ -34,26 +36,55 @@ class RowsToCome(NamedTuple):
     done: Mark
 
 
+class StepDrafts(NamedTuple):
+    """What the host knows of a step's drafts, None if it has none; for the rest see StepResult."""
+
+    drafts: HostDrafts | None
+    illegal: int = 0
+    forced: bytes = b""
+
+
 class GrammarSteps:
     """The grammars of a GPU's slots. ``device``: the GPU's, or a CPU's in Triton's interpreter."""
 
     def __init__(self, compiler: GrammarCompiler, device: torch.device) -> None:
         self._grammars = SlotGrammars(compiler)
+        self._ahead = ForcedAhead(self._grammars)
         self._device = device
         self._rows = PinnedRing(device.type == "cuda")
         self._masks = PinnedRing(device.type == "cuda")
 
     def enter(self, plan: StepPlan) -> None:
         """Requests enter their slots, whose last steps are collected."""
+        self._ahead.enter(plan)
         self._grammars.enter(plan)
 
     def reset(self) -> None:
         """Forget every slot."""
+        self._ahead.reset()
         self._grammars.reset()
 
-    def sift(self, plan: StepPlan, drafts: HostDrafts) -> SiftedDrafts:
-        """The host's drafts without what grammars forbid, with what they force."""
-        return self._grammars.sift(plan, drafts)
+    def waits(self, plan: StepPlan) -> bool:
+        """Whether a step had better see the one in flight first, for what may be forced then."""
+        return self._grammars.concern(i32(plan.slots)) and self._ahead.worth_a_wait(plan)
+
+    def start(
+        self, plan: StepPlan, drafts: HostDrafts | None, on_device: bool, fixed: bool
+    ) -> StepDrafts:
+        """The drafts of a step that starts now: the host's without what grammars forbid, with what
+        they force. ``on_device``: a drafter there fills the rows that are left; ``fixed``: all of
+        them, come what may.
+        """
+        if not self._grammars.concern(i32(plan.slots)):
+            return StepDrafts(drafts)
+        made, illegal, forced = drafts or no_drafts(plan, on_device), 0, b""
+        if not fixed:
+            made, illegal, forced = self._grammars.sift(plan, made, self._ahead.tokens)
+        counts, caps = i32(made.counts), i32(made.device_caps)
+        self._ahead.started(plan, counts, forced, caps if len(caps) else np.zeros_like(counts))
+        if drafts is None and not forced:
+            return StepDrafts(None)
+        return StepDrafts(made, illegal, forced)
 
     def fetch(self, laid: LaidOut, packed: Packed, behind: int) -> RowsToCome:
         """Have segment D's rows copied to the host; ``behind``: see ``fill``."""
@@ -92,10 +123,14 @@ class GrammarSteps:
         block = host.to(self._device, non_blocking=True)
         masks.index_copy_(0, block[:count].long(), block[count:].view(count, size))
 
-    def advance(self, packed: Packed, lens: I32, emitted: I32) -> None:
+    def advance(self, step: int, packed: Packed, lens: I32, emitted: I32) -> None:
         """Move over what a collected step's rows emitted: int32[R], and their tokens joined."""
         accept_cu = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
+        if self._grammars.concern(packed.slots):
+            for slot, count in zip(packed.slots.tolist(), lens.tolist(), strict=True):
+                self._ahead.emitted(slot, count)
         self._grammars.advance(packed.slots, accept_cu, emitted)
+        self._ahead.moved(packed.slots, step)
 
     def refusal(self, slot: int) -> Refused | None:
         """Why the slot's request cannot go on, where its grammar is to blame."""

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...engine_core.ids import I32
+from ...engine_core.accept_rules import DRAWING
+from ...engine_core.ids import I32, i32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ...engine_core.refusal import Refused
 from ..row_errors import row_error
@@ -58,7 +59,8 @@ class GpuStepRunner:
     step's end and the next one's begin on the device.
     ``wait`` waits until the device has passed a step's end. ``aligns``: a budget takes what its
     graph would be padded with. ``grammars``: of the slots' requests; a step with such rows ends
-    when the one before was collected.
+    when the one before was collected, and has the ``masked`` tiers, as rows without a drafter may
+    have drafts then (``tiers`` if not given).
     """
 
     def __init__(
@@ -71,12 +73,14 @@ class GpuStepRunner:
         wait: Callable[[Mark], None] | None = None,
         aligns: bool = False,
         grammars: GrammarSteps | None = None,
+        masked: Tiers | None = None,
     ) -> None:
         self._step = step
         self._aligns = aligns
         self._wait = wait or _synchronize
         self._packer = packer
         self._tiers = tiers
+        self._masked_tiers = masked or tiers
         self._graphs = graphs
         self._device = device
         pinned = device.type == "cuda"
@@ -112,13 +116,14 @@ class GpuStepRunner:
 
     def launch(self, plan: StepPlan, drafts: HostDrafts | None, wait_ns: int) -> Launched:
         """Enqueue a step. Raises ValueError if the plan or the drafts break their contract."""
-        illegal = forced = 0
-        if self._grammars is not None and drafts is not None:
-            drafts, illegal, forced = self._grammars.sift(plan, drafts)
-        packed = self._packer.pack(plan, drafts)
+        illegal, forced = 0, b""
         self._step.enter(plan)
         if self._grammars is not None:
             self._grammars.enter(plan)
+            fixed = drafts is None and self._fixed(plan)
+            on_device = self._step.drafter is not None
+            drafts, illegal, forced = self._grammars.start(plan, drafts, on_device, fixed)
+        packed = self._packer.pack(plan, drafts)
         features = self._features(packed)
         began = new_mark(self._device)
         pieces = self._step.state.scores.take(plan)
@@ -144,6 +149,24 @@ class GpuStepRunner:
             finish()
         self._open += 1
         return launched
+
+    def waits(self, plan: StepPlan) -> bool:
+        """Whether a step that is not late-bound should be launched only when the one in flight is
+        collected: grammars may have drafts for it then.
+        """
+        if self._grammars is None or not self._open or self._fixed(plan):
+            return False
+        return self._grammars.waits(plan)
+
+    def _fixed(self, plan: StepPlan) -> bool:
+        """Whether drafts of the device must stay: they are drawn, or have a confidence each."""
+        step = self._step
+        if step.drafter is None:
+            return False
+        if step.ragged is not None and step.ragged.gamma:
+            return True
+        features = step.state.sampling.features[i32(plan.slots)]
+        return step.rule in DRAWING and bool((features & _SAMPLED).any())
 
     def _verified(self, plan: StepPlan, packed: Packed) -> int | None:
         """Query tokens that are left of a step whose rows are cut, at most; None for others."""
@@ -174,7 +197,7 @@ class GpuStepRunner:
         if (lens == 0).any():
             bad = np.flatnonzero((lens == 0) & (np.diff(packed.node_cu) > 0)).tolist()
             errors = tuple(row_error(row, self._refusal(int(packed.slots[row]))) for row in bad)
-        self._pass_on(packed, lens, emitted)
+        self._pass_on(launched.plan.step, packed, lens, emitted)
         return StepResult(
             step=launched.plan.step,
             accept_lens=lens.tobytes(),
@@ -194,11 +217,11 @@ class GpuStepRunner:
         )
 
     @torch.inference_mode()
-    def _pass_on(self, packed: Packed, lens: I32, emitted: I32) -> None:
+    def _pass_on(self, step: int, packed: Packed, lens: I32, emitted: I32) -> None:
         """Move grammars on, and end the step that waited for that."""
         self._open -= 1
         if self._grammars is not None:
-            self._grammars.advance(packed, lens, emitted)
+            self._grammars.advance(step, packed, lens, emitted)
         if self._later is not None:
             later, self._later = self._later, None
             later()
@@ -322,7 +345,8 @@ class GpuStepRunner:
         if self._graphs is None or packed.verify_rows < 0 or features & _LOGPROBS:
             return None
         prefill, verified = packed.prefill, self._verified(plan, packed)
-        tier = self._tiers.of(
+        tiers = self._masked_tiers if features & _GRAMMAR else self._tiers
+        tier = tiers.of(
             packed.verify_rows,
             (packed.tokens if verified is None else verified) - prefill.tokens,
             bool(features & _SAMPLED),

@@ -44,8 +44,9 @@ _STEP_TIMEOUT_S = 120.0  # of a step over several ranks
 class GpuWorker:
     """The :class:`~outrider.engine_core.worker.Worker` of one GPU.
 
-    No thread: a launch only enqueues. A late-bound step is enqueued when its drafts come; what
-    follows it waits in ``_held``. An exception ends the worker: that ``collect`` and all later
+    No thread: a launch only enqueues. A late-bound step is enqueued when its drafts come, and one
+    whose grammars may force drafts when the one before is collected, if that pays; they and what
+    follows them wait in ``_held``. An exception ends the worker: that ``collect`` and all later
     ones raise WorkerFailed with its traceback.
     """
 
@@ -81,12 +82,14 @@ class GpuWorker:
         self._kv = kv
         self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)
+        self._masked_width = 1  # most query tokens of a verify row of steps with grammars
         self._reach = 1  # tokens of KV that drafts of a row may write, see tier_staging
         self._aligns = False
         self._grammars: GrammarSteps | None = None
         self._runner = self._make_runner(1)
         self._held: deque[StepPlan] = deque()
         self._launched: deque[Launched] = deque()
+        self._waits_for_step = False  # the first of those held
         self._free_since = 0  # when the device last ran out of steps
         self._failure: str | None = None
 
@@ -115,6 +118,7 @@ class GpuWorker:
         if compiler is not None:
             self._grammars = GrammarSteps(compiler, self._device)
         self._reach = max(1, config.kv_reach)
+        self._masked_width = config.verify_width
         self.set_verify_width(config.draft_width)
         self._runner.capture()
 
@@ -159,6 +163,7 @@ class GpuWorker:
             self._wait,
             self._aligns,
             self._grammars,
+            self._tiers(max(width, self._masked_width)),
         )
 
     def _tiers(self, width: int) -> Tiers:
@@ -224,6 +229,7 @@ class GpuWorker:
             else:
                 if not self._launched:
                     self._free_since = time.perf_counter_ns()
+                self._launch_held()
                 return result
         raise WorkerFailed(f"the worker failed:\n{self._failure or 'no step was launched'}")
 
@@ -243,7 +249,14 @@ class GpuWorker:
 
     def _launch_held(self) -> None:
         while self._held and not self._held[0].late_bound:
-            self._start(self._held.popleft(), None, 0)
+            if self._launched and self._runner.waits(self._held[0]):
+                self._waits_for_step = True
+                return
+            wait_ns = 0
+            if self._waits_for_step and not self._launched:
+                wait_ns = time.perf_counter_ns() - self._free_since
+            self._waits_for_step = False
+            self._start(self._held.popleft(), None, wait_ns)
 
     def _start(self, plan: StepPlan, drafts: HostDrafts | None, wait_ns: int) -> None:
         if self._failure is not None:

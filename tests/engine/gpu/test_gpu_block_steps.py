@@ -64,7 +64,7 @@ def started(
     known = load_model_config(folder)
     model = GpuDecoder(Checkpoint(folder), known, DTYPE, DEVICE)
     flags: dict[str, Any] = {"page_size": page_size, "chunked_prefill_size": 9}
-    flags["disable_cuda_graph"] = disable_cuda_graph
+    flags |= {"disable_cuda_graph": disable_cuda_graph, **more}
     if name is not None:
         config = draft_config(name, known)
         weights = draft_weights(name, config, load_model(folder, known, DTYPE, CPU))
@@ -77,7 +77,6 @@ def started(
             "speculative_num_draft_tokens": DRAFTS + 1,
             "draft": (net, SpecShape(DRAFTS, 1, DRAFTS + 1)),
             "speculative_draft_window_size": window,
-            **more,
         }
     with drafting_on_the_gpu(), device_core(model, known, **flags) as made:
         yield made

@@ -70,7 +70,7 @@ def started(
     known = load_model_config(models.target)
     target = GpuDecoder(Checkpoint(models.target), known, DTYPE, DEVICE)
     flags: dict[str, Any] = {"page_size": page_size, "chunked_prefill_size": 9}
-    flags["disable_cuda_graph"] = disable_cuda_graph
+    flags |= {"disable_cuda_graph": disable_cuda_graph, **rule}
     if algorithm is not None:
         flags |= {
             "speculative_algorithm": algorithm,
@@ -78,7 +78,6 @@ def started(
             "speculative_num_steps": shape.steps,
             "speculative_eagle_topk": shape.topk,
             "speculative_num_draft_tokens": shape.num_draft_tokens,
-            **rule,
             "draft": (load(models, algorithm, target), shape),
         }
     with drafting_on_the_gpu(), device_core(target, known, **flags) as made:

@@ -80,9 +80,8 @@ def run(**flags: Any) -> Tokens:
     with core(**flags) as (assembly, _):
         outputs = drive(assembly.core, requests())
         stats = assembly.core.stats(0)
-        if "speculative_algorithm" in flags:
-            assert stats.forced_drafts > 0
-            assert stats.spec_accepted_tokens > 0
+        assert stats.forced_drafts > 0
+        assert stats.spec_accepted_tokens > 0
     tokens = {rid: tokens_of(some) for rid, some in outputs.items()}
     check_texts(tokens)
     return tokens
