@@ -78,14 +78,16 @@ class ForcedAhead:
     def worth_a_wait(self, plan: StepPlan) -> bool:
         """Whether a step should start only when the one in flight is known.
 
-        By that so many of its verify rows must be expected to get a step ahead that all together
-        lose no time.
+        So many of its verify rows must be expected to get a step ahead by that, that all together
+        lose no time; and all must have a grammar: nobody else waits for what is not theirs.
         """
-        verifies = u8(plan.kinds) == RowKind.VERIFY
-        able = np.flatnonzero(verifies & (i32(plan.q_caps) > 1))
-        slots = [s for s in i32(plan.slots)[able].tolist() if self._grammars.run(s) is not None]
-        cost = _WAIT + _ROW_WAIT * len(slots)
-        return sum(map(self._gain, slots)) >= cost * max(1, int(verifies.sum()))
+        verifies = np.flatnonzero(u8(plan.kinds) == RowKind.VERIFY)
+        slots = i32(plan.slots)[verifies].tolist()
+        if not slots or any(self._grammars.run(slot) is None for slot in slots):
+            return False
+        able = (i32(plan.q_caps)[verifies] > 1).tolist()
+        gain = sum(self._gain(slot) for slot, may in zip(slots, able, strict=True) if may)
+        return gain >= (_WAIT + _ROW_WAIT * len(slots)) * len(slots)
 
     def emitted(self, slot: int, count: int) -> None:
         """A row of a result emitted so many tokens, over which its grammar moves now."""
