@@ -80,9 +80,9 @@ class StepRunner:
         self._thresholds: Thresholds | None = None
         self._grammars: SlotGrammars | None = None
 
-    def obey(self, compiler: GrammarCompiler) -> None:
-        """Let requests have grammars."""
-        self._grammars = SlotGrammars(compiler)
+    def obey(self, compiler: GrammarCompiler, forced: int | None = None) -> None:
+        """Let requests have grammars; ``forced``: see SlotGrammars."""
+        self._grammars = SlotGrammars(compiler, forced)
 
     def prepare(self, config: CoreConfig, draft: LoadedModel | None) -> DeviceDrafter | None:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""

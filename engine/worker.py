@@ -137,7 +137,7 @@ class TorchWorker:
         """Make the device's drafter and the grammars' compiler; all else grows with the steps."""
         compiler = compiler_of(config)
         if compiler is not None:
-            self._runner.obey(compiler)
+            self._runner.obey(compiler, config.forced_drafts)
         drafter = self._runner.prepare(config, self._draft)
         if drafter is None or self._draft is None:
             return

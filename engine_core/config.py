@@ -9,7 +9,7 @@ from .device_config import refuse_on
 from .draft_config import SpecShape
 from .draft_window import WindowPool, window_pool
 from .drafter_spec import NGRAM, NGRAM_BY_SOURCE, DrafterSpec, DraftKV, find_drafter
-from .forced_drafts import may_have_grammars, verify_width
+from .forced_drafts import forced_drafts, may_have_grammars, verify_width
 from .ngram import NgramConfig
 from .ragged_verify import RaggedVerify, read_ragged
 from .refusal import Refused
@@ -418,6 +418,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     def verify_width(self) -> int:
         """Most query tokens of a verify row, whoever drafts."""
         return verify_width(self.engine, self.draft_width)
+
+    @property
+    def forced_drafts(self) -> int | None:
+        """Drafts that grammars may force upon all rows of a step together; None: no limit."""
+        return forced_drafts(self.engine, self.draft_width)
 
     @property
     def drafts_forced(self) -> bool:

@@ -120,6 +120,26 @@ def graph_bytes(config: EngineConfig, model: ModelConfig, width: int, item: int)
     return pool + _SEGMENT + _record_bytes(config, model, width)
 
 
+def forced_bytes(
+    config: EngineConfig, model: ModelConfig, forced: int, chunk: int, item: int, on_cuda: bool
+) -> int:
+    """What ``forced`` drafts, which grammars make where nothing else drafts, add to a step: to one
+    that is launched kernel by kernel, and to the pool of graphs on CUDA.
+    """
+
+    def more(size: StepSize) -> StepSize:
+        return StepSize(size.tokens + forced, size.nodes + forced)
+
+    rows = config.max_running_requests
+    plain = StepSize(chunk + rows, rows)
+    added = activation_bytes(model, more(plain), item, on_cuda)
+    added -= activation_bytes(model, plain, item, on_cuda)
+    if on_cuda and not config.disable_cuda_graph:
+        plain = graph_size(config, 1)
+        added += step_bytes(model, more(plain), item) - step_bytes(model, plain, item)
+    return added
+
+
 def graph_size(config: EngineConfig, width: int) -> StepSize:
     """The largest step that replays a graph: a chunk's tokens beside all verify rows."""
     nodes = graph_rows(config) * width
@@ -189,13 +209,15 @@ def loading_bytes(model: ModelConfig, dummy: bool, item: int, tp_size: int = 1) 
     return gate_up + gate_up + qkv + (widest * hidden * item if tp_size > 1 else 0)
 
 
-def edit_bytes(config: EngineConfig, model: ModelConfig, width: int) -> int:
+def edit_bytes(config: EngineConfig, model: ModelConfig, width: int, verified: int) -> int:
     """Logits in float32, token counts and lists, if every running request asks for all of it.
+
+    ``width``: most query tokens of a verify row, ``verified`` of all such rows together.
 
     Penalties, biases, minimum lengths and bans have graphs of their own, captured when they are
     needed; log-probabilities are computed step by step.
     """
-    nodes = config.max_running_requests * width + CHUNK_ROWS
+    nodes = verified + CHUNK_ROWS
     logits = _EDIT_COPIES * 4 * nodes * model.vocab_size
     vocab = 4 * model.vocab_size + model.vocab_size // 8  # token counts, allowed tokens
     lists = slots(config) * (vocab + _LIST_BYTES + _BAN_BYTES)

@@ -13,6 +13,7 @@ from .draft_sizes import NO_DRAFT, draft_sizes, refuse_quantization
 from .draft_source import DraftSource
 from .draft_window import window_pool
 from .drafter_spec import find_drafter
+from .forced_drafts import forced_drafts, verify_width
 from .graph_sizes import graph_chunk
 from .model_config import ModelConfig
 from .model_sizes import kv_bytes_per_token, weight_bytes
@@ -44,7 +45,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     requests' text for drafts on the device and rotary table, ``workspace_bytes`` those of matmuls,
     ``allocator_bytes`` unused ends of segments. ``total_bytes``: the peak, whichever is higher of
     loading and serving.
-    ``edit_bytes`` come on top once requests ask for penalties, bias or log-probabilities.
+    ``edit_bytes`` come on top once requests ask for penalties, bias or log-probabilities, or for
+    grammars that force drafts where nothing else drafts.
     """
 
     model: str
@@ -164,6 +166,11 @@ def plan_memory(
     drafting = NO_PARTS
     if draft is not None:
         drafting = draft_parts(config, draft, model, step, context, placement)
+    forced = forced_drafts(config, width) or 0
+    edits = parts.forced_bytes(config, model, forced, chunk, item, on_cuda) if forced else 0
+    if on_cuda:
+        masked = verify_width(config, width)
+        edits += parts.edit_bytes(config, model, masked, nodes + forced) + drafting.edit_bytes
     plan = MemoryPlan(
         model=config.model,
         device=placement.device,
@@ -202,7 +209,7 @@ def plan_memory(
         ),
         allocator_bytes=parts.allocator_bytes() if on_cuda else 0,
         total_bytes=0,
-        edit_bytes=(parts.edit_bytes(config, model, width) + drafting.edit_bytes if on_cuda else 0),
+        edit_bytes=edits,
     )
     return _fitting(msgspec.structs.replace(plan, total_bytes=_peak(plan)))
 
@@ -242,7 +249,7 @@ def _fitting(plan: MemoryPlan) -> MemoryPlan | Refused:
         return plan
     listed = ", ".join(f"{name} {gib(size)}" for name, size in memory_parts(plan) if size)
     if plan.edit_bytes:
-        listed += f", penalties and log-probabilities of all requests {gib(plan.edit_bytes)}"
+        listed += f", penalties, grammars and log-probabilities of all requests {gib(plan.edit_bytes)}"
     flags = ["--max-total-tokens", "--max-running-requests", "--chunked-prefill-size"]
     if plan.graph_bytes:
         flags.append("--cuda-graph-max-bs")

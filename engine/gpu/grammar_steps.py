@@ -47,8 +47,11 @@ class StepDrafts(NamedTuple):
 class GrammarSteps:
     """The grammars of a GPU's slots. ``device``: the GPU's, or a CPU's in Triton's interpreter."""
 
-    def __init__(self, compiler: GrammarCompiler, device: torch.device) -> None:
-        self._grammars = SlotGrammars(compiler)
+    def __init__(
+        self, compiler: GrammarCompiler, device: torch.device, forced: int | None = None
+    ) -> None:
+        """``forced``: see SlotGrammars."""
+        self._grammars = SlotGrammars(compiler, forced)
         self._ahead = ForcedAhead(self._grammars)
         self._device = device
         self._rows = PinnedRing(device.type == "cuda")

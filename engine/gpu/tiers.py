@@ -19,6 +19,7 @@ class Tier(NamedTuple):
     ``chunks``: prefill rows behind
     the verify rows, whose tokens are among the ``tokens``: ``longest`` at most, which may all be of
     one row. ``compact``: ``tokens`` are those that are verified; planned are full rows.
+    ``drafts``: of all verify rows, where they are fewer than full rows'.
     """
 
     rows: int
@@ -30,6 +31,7 @@ class Tier(NamedTuple):
     longest: int = 0
     compact: bool = False
     masked: bool = False
+    drafts: int | None = None
 
     @property
     def planned(self) -> int:
@@ -44,7 +46,7 @@ class Tier(NamedTuple):
     @property
     def nodes(self) -> int:
         """Query tokens whose logits count: all of verify rows, and a prompt's last one."""
-        return min(self.tokens, self.rows * self.width + self.chunks)
+        return min(self.tokens, _verified(self.rows, self.width, self.drafts) + self.chunks)
 
 
 class Prefill(NamedTuple):
@@ -97,16 +99,25 @@ def ladder(top: int) -> tuple[int, ...]:
 class Tiers:
     """All tiers of an engine: ``max_rows`` verify rows of up to ``width`` query tokens, and the
     same beside up to ``chunk`` prompt tokens. ``compact``: rows with drafts are drafted in full and
-    verified in part, so that a tier's tokens are no bound on what is drafted.
+    verified in part, so that a tier's tokens are no bound on what is drafted. ``drafts``: most of
+    all rows together; as many as the rows have room for if not given.
     """
 
-    def __init__(self, max_rows: int, width: int, chunk: int = 0, compact: bool = False) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        width: int,
+        chunk: int = 0,
+        compact: bool = False,
+        drafts: int | None = None,
+    ) -> None:
         self._compact = compact
+        self._drafts = drafts
         self.max_rows = max_rows
         self.width = width
         self._chunk = chunk
         self._rows = ladder(max_rows)
-        self._tokens = ladder(max_rows * width)
+        self._tokens = ladder(_verified(max_rows, width, drafts))
         self._chunk_rows = chunk_rows(max_rows)
 
     def of(
@@ -160,8 +171,9 @@ class Tiers:
         return tuple(sorted(found, key=lambda tier: (tier.tokens, tier), reverse=True))
 
     def _wide(self, rows: int, tokens: int, sampled: bool) -> Tier:
-        size = min(max(tokens, rows), rows * self.width)
-        return Tier(rows, size, self.width, sampled, compact=self._compact)
+        size = min(max(tokens, rows), _verified(rows, self.width, self._drafts))
+        drafts = self._drafts
+        return Tier(rows, size, self.width, sampled, compact=self._compact, drafts=drafts)
 
     def _mixed(
         self,
@@ -176,12 +188,19 @@ class Tiers:
             return None
         room = self._chunk_rows[bisect_left(self._chunk_rows, rows)]
         width = 1 if plain else self.width
-        sizes = chunk_tokens(room * width + self._chunk)
+        sizes = chunk_tokens(_verified(room, width, self._drafts) + self._chunk)
         size = sizes[bisect_left(sizes, tokens + prefill.tokens)]
         return self._with_chunks(room, size, width, sampled, edits)
 
     def _with_chunks(self, rows: int, tokens: int, width: int, sampled: bool, edits: bool) -> Tier:
         longest = min(tokens, self._chunk)
         chunks = min(CHUNK_ROWS, longest)
-        compact = self._compact and width > 1
-        return Tier(rows, tokens, width, sampled, edits, chunks, longest, compact)
+        compact, drafts = self._compact and width > 1, self._drafts if width > 1 else None
+        return Tier(
+            rows, tokens, width, sampled, edits, chunks, longest, compact, drafts=drafts
+        )  # fmt: skip
+
+
+def _verified(rows: int, width: int, drafts: int | None) -> int:
+    """Query tokens of full verify rows, or with no more than so many drafts."""
+    return rows * width if drafts is None else min(rows * width, rows + drafts)

@@ -82,7 +82,8 @@ class GpuWorker:
         self._kv = kv
         self._wait = None if ranks is None else self._wait_for_ranks
         self._packer = StepPacker(info.max_slots, info.vocab_size)
-        self._masked_width = 1  # most query tokens of a verify row of steps with grammars
+        self._masked_width = 1  # most query tokens of a verify row of steps with grammars,
+        self._forced: int | None = None  # and drafts of all their rows, if there is such a limit
         self._reach = 1  # tokens of KV that drafts of a row may write, see tier_staging
         self._aligns = False
         self._grammars: GrammarSteps | None = None
@@ -116,9 +117,9 @@ class GpuWorker:
         self._aligns = config.ragged.align
         compiler = compiler_of(config)
         if compiler is not None:
-            self._grammars = GrammarSteps(compiler, self._device)
+            self._grammars = GrammarSteps(compiler, self._device, config.forced_drafts)
         self._reach = max(1, config.kv_reach)
-        self._masked_width = config.verify_width
+        self._masked_width, self._forced = config.verify_width, config.forced_drafts
         self.set_verify_width(config.draft_width)
         self._runner.capture()
 
@@ -163,13 +164,13 @@ class GpuWorker:
             self._wait,
             self._aligns,
             self._grammars,
-            self._tiers(max(width, self._masked_width)),
+            self._tiers(max(width, self._masked_width), self._forced),
         )
 
-    def _tiers(self, width: int) -> Tiers:
+    def _tiers(self, width: int, drafts: int | None = None) -> Tiers:
         """The tiers of graphs."""
         compact = self._step.ragged is not None and self._step.ragged.compacts
-        return Tiers(self._max_graph_rows, width, self._chunk, compact)
+        return Tiers(self._max_graph_rows, width, self._chunk, compact, drafts)
 
     def fail(self, reason: str) -> None:
         """Make ``collect`` raise; only a worker of several ranks notices while it waits."""

@@ -79,8 +79,10 @@ class SlotGrammars:
     it behind a draft only, spoils the others. Who notices begins anew, with one of its own.
     """
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
+    def __init__(self, compiler: GrammarCompiler, forced: int | None = None) -> None:
+        """``forced``: drafts that all rows of a step may be forced to have; None: any."""
         self._compiler = compiler
+        self._forced = forced
         self._slots: dict[int, _Slot] = {}
 
     def concern(self, slots: I32) -> bool:
@@ -128,7 +130,7 @@ class SlotGrammars:
         new_tokens: list[int] = []
         new_parents: list[int] = []
         new_counts, forced = counts.copy(), np.zeros_like(counts)
-        illegal = 0
+        illegal, left = 0, self._forced
         for row, slot in enumerate(slots.tolist()):
             begin, end = int(cu[row]), int(cu[row + 1])
             ours, theirs = tokens[begin:end], parents[begin:end]
@@ -136,10 +138,12 @@ class SlotGrammars:
             if mine is not None:
                 run, known = self.run(slot), ahead(slot)
                 if run and known is not None:
-                    run = run[known : known + int(caps[row])]
+                    room = int(caps[row]) if left is None else min(int(caps[row]), left)
+                    run = run[known : known + room]
                 if run and known is not None:
                     ours, theirs = run, list(range(len(run)))
                     forced[row] = len(run)
+                    left = None if left is None else left - len(run)
                 elif ours:
                     ours, theirs = _legal(mine.matcher, ours, theirs, self._compiler.eos_ids)
                     illegal += end - begin - len(ours)

@@ -103,29 +103,33 @@ async def bench_offline(
 ) -> OfflineReport:
     """Measure ``prompts`` with ``config`` and without speculation, ``repeat`` rounds each.
 
-    Without an algorithm in ``config`` only the baseline is measured. Raises what starting an
-    engine raises, RefusedError for a prompt that does not fit, EngineDead.
+    The baseline's requests are decoded without any drafts, those that grammars force among them.
+    Without an algorithm in ``config`` there is no other side, unless prompts have grammars: then it
+    is the same engine with what these force. Raises what starting an engine raises, RefusedError
+    for a prompt that does not fit, EngineDead.
     """
     plain = config.without_speculation()
     async with contextlib.AsyncExitStack() as stack:
         baseline = await start_engine(plain)
         stack.push_async_callback(baseline.stop)
         engines = {"baseline": baseline}
-        if config.speculative_algorithm is not None:
+        forces = any(prompt.grammar is not None for prompt in prompts)
+        if config.speculative_algorithm is not None or forces:
             # Both sides run with the threads that the first one found best.
             threads = config.num_threads or baseline.service.info.num_threads
             same = msgspec.structs.replace(config, num_threads=threads)
             engines["speculative"] = await start_engine(same)
             stack.push_async_callback(engines["speculative"].stop)
         for name, engine in engines.items():
-            done = await _round(engine, prompts, batch_size, temperature)
+            done = await _round(engine, prompts, batch_size, temperature, name != "baseline")
             say(f"round 0, not counted, {name}: {done.tokens_per_s:.1f} tokens/s")
         rounds: dict[str, list[Round]] = {name: [] for name in engines}
         for number in range(repeat):
             order = list(engines) if number % 2 == 0 else list(reversed(engines))
             for name in order:
                 await flush_cache(engines[name].service)
-                done = await _round(engines[name], prompts, batch_size, temperature)
+                drafts = name != "baseline"
+                done = await _round(engines[name], prompts, batch_size, temperature, drafts)
                 rounds[name].append(done)
                 say(f"round {number + 1}/{repeat} {name}: {done.tokens_per_s:.1f} tokens/s")
         sides = {name: _side(engine, rounds[name]) for name, engine in engines.items()}
@@ -162,9 +166,13 @@ def _differing(rounds: dict[str, list[Round]]) -> int | None:
 
 
 async def _round(
-    engine: EngineHandle, prompts: Sequence[BenchPrompt], batch_size: int, temperature: float
+    engine: EngineHandle,
+    prompts: Sequence[BenchPrompt],
+    batch_size: int,
+    temperature: float,
+    drafts: bool,
 ) -> Round:
-    """Run all prompts, ``batch_size`` of them at a time."""
+    """Run all prompts, ``batch_size`` of them at a time, with or without ``drafts``."""
     service = engine.service
     items = [
         GenerateItem(
@@ -175,6 +183,7 @@ async def _round(
                 seed=number,
                 grammar=prompt.grammar,
             ),
+            speculative=drafts,
         )
         for number, prompt in enumerate(prompts)
     ]

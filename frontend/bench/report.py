@@ -12,7 +12,7 @@ def offline_table(report: OfflineReport) -> str:
     """Baseline and speculative side by side."""
     sides = [("baseline", report.baseline)]
     if report.speculative is not None:
-        sides.append((f"{report.speculative.drafter}", report.speculative))
+        sides.append((report.speculative.drafter or "forced drafts", report.speculative))
     rows = [
         ("output tokens/s (median)", [f"{s.output_tokens_per_s:.1f}" for _, s in sides]),
         ("  of the rounds", [_range(s.output_tokens_per_s_rounds) for _, s in sides]),
@@ -33,7 +33,10 @@ def offline_table(report: OfflineReport) -> str:
     ]
     lines += [f"{name:<{_WIDTH}}" + "".join(f"{cell:>32}" for cell in row) for name, row in rows]
     if report.speculative is None:
-        lines.append("no --speculative-algorithm was given: only the baseline was measured")
+        lines.append(
+            "no --speculative-algorithm was given and no prompt has a grammar: only the baseline "
+            "was measured"
+        )
     else:
         lines.append(f"{'speedup (median of the rounds)':<{_WIDTH}}{report.speedup:>24.3f}")
         if report.simulated:

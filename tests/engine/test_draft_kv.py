@@ -1,6 +1,7 @@
 """What drafters leave behind a step: their KV is that of a fresh prefill of the accepted text."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from msgspec import structs
 from outrider.engine_core import admission
 from outrider.engine_core.controller import StepLengths
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
+from outrider.engine_core.grammar_spec import GrammarSpec
 from outrider.engine_core.ids import I32, i32
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.sampling_params import SamplingParams
@@ -30,6 +32,7 @@ from .draft_cores import (
     draft_kv_of,
     write_models,
 )
+from .letters import write_tokenizer
 
 over_algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 over_shapes = pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
@@ -89,6 +92,34 @@ def test_draft_kv_is_that_of_a_fresh_prefill(
         accepted = made.core.scheduler.counters.spec_accepted_tokens
     assert held > 25
     assert accepted > 2
+
+
+@over_shapes
+@over_algorithms
+def test_forced_drafts_keep_it_complete(
+    models: Models, algorithm: DraftAlgorithm, shape: SpecShape, tmp_path: Path
+) -> None:
+    """What a grammar forces stands in rows of the drafter's, whoever drafted before or after."""
+    texts = ("abcdabcdefghijkl(ab|ghij){2}lkjihgfedcba", "(a(bcdl|ef)(ghi|jk[a-c]{2})){3,6}")
+    messages = [
+        structs.replace(
+            message,
+            params=SamplingParams(
+                temperature=message.params.temperature,
+                seed=i,
+                max_new_tokens=30,
+                grammar=GrammarSpec("regex", texts[i % 2]),
+            ),
+        )
+        for i, message in enumerate(requests(3))
+    ]
+    flags = {"disable_overlap_schedule": True, "disable_radix_cache": True}
+    flags["tokenizer_path"] = str(write_tokenizer(tmp_path))  # type: ignore[assignment]
+    with draft_core(models, algorithm, shape, **flags) as made:
+        assert sum(checked_steps(made, [*messages, *requests(4)[3:]])) > 15
+        counters = made.core.scheduler.counters
+    assert counters.forced_drafts > 15
+    assert counters.spec_accepted_tokens > counters.forced_drafts
 
 
 @over_shapes

@@ -273,3 +273,63 @@ def test_drafters_of_the_device_leave_rows_to_what_is_forced(
     assert seen.tokens == wanted
     assert seen.accepted >= seen.forced > 5
     assert (seen.waited > 0) != ("disable_overlap_schedule" in flags)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape"),
+    [
+        ("EAGLE3", CHAIN),
+        on_a_gpu("EAGLE3", TREE),
+        on_a_gpu("EAGLE", CHAIN),
+        on_a_gpu("EAGLE", TREE),
+        on_a_gpu("STANDALONE", CHAIN),
+        on_a_gpu("STANDALONE", TREE),
+    ],
+)
+def test_draft_kv_is_that_of_a_fresh_prefill(
+    folders: Folders, algorithm: Any, shape: SpecShape
+) -> None:
+    """After each step, of all that decode, whoever drafted what it accepted."""
+    flags: dict[str, Any] = {"disable_overlap_schedule": True, "disable_radix_cache": True}
+    held, cpu_flags = 0, {"tokenizer_path": folders.tokenizer}
+    with (
+        draft_core(folders.models, algorithm, shape, **cpu_flags) as fresh,
+        started(folders, algorithm, shape, **flags)() as (assembly, worker),
+    ):
+        core, state, draft = assembly.core, worker._step.state, worker._draft
+        assert draft is not None
+        for message in requests(*SHORT):
+            assert core.submit(message) is None
+        while core.has_work:
+            core.step()
+            for running in core.scheduler.batch.running:
+                text = running.request.tokens().tolist()
+                length = int(state.seq_lens[running.slot])
+                if length != len(text) - 1 or length == 0:
+                    continue  # it still prefills
+                index, size = torch.arange(length), draft.kv.page_size
+                pages = state.page_table[running.slot].cpu()[index // size].long()
+                kv = draft.kv.data.cpu()[:, :, pages * size + index % size]
+                assert torch.allclose(kv, FreshDraft(fresh, text).kv, atol=1e-4)
+                held += 1
+        assert core.scheduler.counters.forced_drafts > 5
+    assert held > 5
+
+
+def test_all_rows_of_a_step_share_what_may_be_forced(tokenizer: str) -> None:
+    """Eleven drafts for one running request, twice as many as requests for more."""
+    with without_drafter(tokenizer, max_running_requests=8) as (assembly, worker):
+        core, most = assembly.core, list[int]()
+        collect = worker.collect
+
+        def counted() -> Any:
+            result = collect()
+            if result.forced:
+                most.append(int(i32(result.forced).sum()))
+            return result
+
+        worker.collect = counted  # type: ignore[method-assign]
+        messages = requests(*(LONG,) * 7)
+        tokens = {rid: tokens_of(some) for rid, some in drive(core, messages).items()}
+        assert core.config.forced_drafts == max(most) == 16
+    assert tokens == run(tokenizer, undrafted(messages)).tokens
