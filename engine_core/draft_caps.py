@@ -27,4 +27,6 @@ def device_caps(plan: StepPlan) -> I32:
 def no_drafts(plan: StepPlan, on_device: bool = False) -> HostDrafts:
     """Drafts of a step to which the host adds none; ``on_device``: a drafter there may."""
     nothing = bytes(4 * plan.num_rows)
-    return HostDrafts(plan.step, nothing, b"", b"", device_caps(plan).tobytes() if on_device else b"")
+    return HostDrafts(
+        plan.step, nothing, b"", b"", device_caps(plan).tobytes() if on_device else b""
+    )

@@ -249,7 +249,8 @@ def _fitting(plan: MemoryPlan) -> MemoryPlan | Refused:
         return plan
     listed = ", ".join(f"{name} {gib(size)}" for name, size in memory_parts(plan) if size)
     if plan.edit_bytes:
-        listed += f", penalties, grammars and log-probabilities of all requests {gib(plan.edit_bytes)}"
+        asked = "penalties, grammars and log-probabilities of all requests"
+        listed += f", {asked} {gib(plan.edit_bytes)}"
     flags = ["--max-total-tokens", "--max-running-requests", "--chunked-prefill-size"]
     if plan.graph_bytes:
         flags.append("--cuda-graph-max-bs")

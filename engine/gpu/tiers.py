@@ -196,9 +196,7 @@ class Tiers:
         longest = min(tokens, self._chunk)
         chunks = min(CHUNK_ROWS, longest)
         compact, drafts = self._compact and width > 1, self._drafts if width > 1 else None
-        return Tier(
-            rows, tokens, width, sampled, edits, chunks, longest, compact, drafts=drafts
-        )  # fmt: skip
+        return Tier(rows, tokens, width, sampled, edits, chunks, longest, compact, drafts=drafts)
 
 
 def _verified(rows: int, width: int, drafts: int | None) -> int:

@@ -132,7 +132,11 @@ def plan_table(plan: MemoryPlan) -> str:
     if plan.device == "cuda":
         rows += [
             ("copies while loading", plan.loading_bytes, "  gone before the KV pool is made"),
-            ("penalties, grammars, logprobs", plan.edit_bytes, "  on top, if all requests ask for them"),
+            (
+                "penalties, masks, logprobs",
+                plan.edit_bytes,
+                "  on top, if all requests ask for them",
+            ),
         ]
     lines = [f"{plan.model} in {plan.dtype} on {plan.device}, pages of {plan.page_size} tokens"]
     if plan.tp_size > 1:

@@ -17,9 +17,11 @@ from outrider.engine_core.controller import (
     BoundDrafts,
     StepLengths,
 )
+from outrider.engine_core.device_drafts import DeviceDrafts
 from outrider.engine_core.device_lengths import PROBE_EVERY, DeviceLengths
-from outrider.engine_core.ids import I32, i32
+from outrider.engine_core.ids import I32, RowKind, i32
 from outrider.engine_core.mixed_lengths import MixedLengths
+from outrider.engine_core.plan import StepPlan, StepResult
 from outrider.engine_core.replay import replay_core
 from outrider.engine_core.step_times import StepTimes
 from outrider.engine_core.trace import (
@@ -276,3 +278,29 @@ def test_partial_caps_teach_no_failure() -> None:
     for _ in range(50):
         short.learn(one, cap, cap + 1)
     assert short.plan(one, np.array([7], dtype=np.int32), 1).caps.tolist() == [7]
+
+
+def test_what_a_grammar_forced_teaches_the_drafters_lengths_nothing() -> None:
+    """Rows of it, and rows that the drafter had no room in, are left out."""
+    seen = list[tuple[list[int], list[int]]]()
+
+    class Lengths:
+        def observe(self, result: StepResult, drafting_rows: int) -> None:
+            assert drafting_rows == 4
+
+        def learn(self, slots: I32, caps: I32, accept_lens: I32) -> None:
+            seen.append((slots.tolist(), caps.tolist()))
+
+    def ints(*values: int) -> bytes:
+        return np.array(values, dtype=np.int32).tobytes()
+
+    plan = StepPlan(
+        1, False, ints(0, 1, 2, 3), bytes([RowKind.VERIFY] * 4), ints(4, 4, 6, 6),
+        ints(-1, -1, -1, -1), b"", (), b"", b"", b"", device_caps=ints(3, 3, 0, 2),
+    )  # fmt: skip
+    result = StepResult(
+        1, ints(4, 2, 6, 2), ints(*range(14)), ints(3, 3, 5, 2), ints(3, 3, 5, 2),
+        forced=ints(3, 0, 5, 0),
+    )  # fmt: skip
+    DeviceDrafts(Lengths(), alone=True).committed(plan, result)  # type: ignore[arg-type]
+    assert seen == [([0, 1, 2, 3], [0, 3, 0, 2])]

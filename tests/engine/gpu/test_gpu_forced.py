@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,7 @@ from outrider.engine_core.draft_config import SpecShape
 from outrider.engine_core.grammar_spec import GrammarSpec
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest
-from outrider.engine_core.plan import HostDrafts, StepPlan
+from outrider.engine_core.plan import StepPlan
 from outrider.engine_core.sampling_params import SamplingParams
 
 from ..block_cores import block_core, write_target
@@ -220,9 +219,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tokenizer: str) -> Folders
     return Folders(write_models(tmp_path_factory.mktemp("drafts")), write_target(block), tokenizer)
 
 
-def started(
-    folders: Folders, algorithm: Any, shape: SpecShape, **flags: Any
-) -> Callable[[], Any]:
+def started(folders: Folders, algorithm: Any, shape: SpecShape, **flags: Any) -> Callable[[], Any]:
     """What starts an engine on the GPU's kernels."""
     flags["tokenizer_path"] = folders.tokenizer
     if algorithm in ("DFLASH", "DSPARK"):

@@ -89,3 +89,19 @@ def test_a_draft_model_runs_a_token_a_row_what_was_accepted_and_levels_of_trees(
     assert pass_sizes([], SpecShape(3, 1, 4)) == set()
     beside = [Tier(8, 64, 4, False, chunks=16, longest=32)]
     assert pass_sizes(beside, SpecShape(2, 3, 4)) == {64, 24, 72}
+
+
+def test_fewer_drafts_than_rows_have_room_for_bound_the_tiers() -> None:
+    tiers = Tiers(48, 12, 512, drafts=96)
+    for rows in (1, 7, 48):
+        for tokens in {rows, rows + 1, min(rows * 12, rows + 96)}:
+            tier = tiers.of(rows, tokens, False)
+            assert tier is not None
+            assert tokens <= tier.tokens == tier.nodes <= tier.rows + 96
+            mixed = tiers.of(rows, tokens, False, False, Prefill(2, 512))
+            assert mixed is not None
+            assert tokens + 2 <= mixed.nodes <= 48 + 96 + CHUNK_ROWS
+            assert mixed.tokens >= tokens + 512
+    largest = tiers.of(48, 48 + 96, False)
+    assert largest is not None
+    assert largest.tokens == 48 + 96
