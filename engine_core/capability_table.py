@@ -110,7 +110,8 @@ SUPPORTED = (
     exact("streaming", ("stream", "stream_options")),
     exact("priority", ("priority",), "orders requests with --enable-priority-scheduling"),
     exact("cache_salt", ("cache_salt",), "separates tenants in prefix cache and n-gram trie"),
-    exact("speculation switch", ("speculative",), "false: this request is decoded without drafts"),
+    exact("speculation switch", ("speculative",), "false: this request is decoded without drafts, "
+          "those that a grammar forces among them"),
     exact("native sampling", ("sampling_params",), "/generate; its fields are those above"),
     exact("client labels", LABELS, "change nothing by design"),
 )  # fmt: skip

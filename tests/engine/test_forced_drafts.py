@@ -1,4 +1,4 @@
-"""What grammars force, through whole cores on a CPU: drafted by nobody else, and all of it holds."""
+"""What grammars force through whole cores on a CPU: it is drafted without a drafter, and holds."""
 
 from collections.abc import Sequence
 from pathlib import Path
