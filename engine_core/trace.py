@@ -29,7 +29,7 @@ from .messages import (
 )
 from .plan import HostDrafts, StepPlan, StepResult
 
-TRACE_VERSION = 3
+TRACE_VERSION = 4
 TRACE_VARIABLE = "OUTRIDER_TRACE"  # names the file that an engine records its trace in
 MAGIC = b"outrider trace\n"
 MAX_FRAME = 256 * 1024 * 1024

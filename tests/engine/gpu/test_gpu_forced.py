@@ -1,5 +1,6 @@
 """Forced drafts on the GPU's steps: with every drafter of the device or none, ahead of results."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from outrider.engine.gpu import worker as gpu_worker
 from outrider.engine.gpu.forced_ahead import ForcedAhead
@@ -19,8 +21,9 @@ from outrider.engine_core.draft_config import SpecShape
 from outrider.engine_core.grammar_spec import GrammarSpec
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest
-from outrider.engine_core.plan import StepPlan
+from outrider.engine_core.plan import StepPlan, StepResult
 from outrider.engine_core.sampling_params import SamplingParams
+from outrider.engine_core.trace import Frame, TraceWriter
 
 from ..block_cores import block_core, write_target
 from ..cores import drive, request, tokens_of
@@ -330,3 +333,52 @@ def test_all_rows_of_a_step_share_what_may_be_forced(tokenizer: str) -> None:
         tokens = {rid: tokens_of(some) for rid, some in drive(core, messages).items()}
         assert core.config.forced_drafts == max(most) == 16
     assert tokens == run(tokenizer, undrafted(messages)).tokens
+
+
+def test_whether_steps_wait_is_the_same_again(tokenizer: str) -> None:
+    """A second worker that gets the same plans in the same order forces the same drafts."""
+    frames: list[Frame] = []
+    trace = TraceWriter(frames.append)
+    with without_drafter(tokenizer, trace=trace) as made:
+        seen = drive_counted(made, requests(*TEXTS))
+        assert made[0].core.stats(0).wait_for_drafts > 0.0
+    assert seen.waited > 0
+    again = 0
+    with without_drafter(tokenizer) as (_, worker):
+        for frame in frames:
+            if isinstance(frame, StepPlan):
+                worker.launch(frame)
+            elif isinstance(frame, StepResult):
+                result = worker.collect()
+                assert (result.tokens, result.forced) == (frame.tokens, frame.forced)
+                assert result.proposed == frame.proposed
+                again += 1
+    assert again == seen.steps
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags"),
+    [
+        ("EAGLE3", {"speculative_use_rejection_sampling": True}),
+        on_a_gpu("DSPARK", {"speculative_ragged_verify_mode": "compact"}),
+        on_a_gpu("DSPARK", {"speculative_ragged_verify_mode": "cap-accept"}),
+    ],
+)
+def test_drafts_that_are_drawn_or_planned_by_confidence_stay(
+    folders: Folders, algorithm: str, flags: dict[str, Any]
+) -> None:
+    messages = requests(*SHORT)
+    if algorithm == "EAGLE3":
+        sampled = msgspec.structs.replace(messages[1].params, temperature=1.2)
+        messages = [msgspec.structs.replace(m, params=sampled) for m in messages]
+    with started(folders, algorithm, CHAIN, **flags)() as made:
+        seen = drive_counted(made, messages)
+    assert seen.forced == seen.waited == 0
+    assert seen.accepted > 0
+    letters = Tokenizer.from_file(f"{folders.tokenizer}/tokenizer.json")
+    for message in messages:
+        *tokens, last = seen.tokens[message.rid]
+        assert last == 0
+        grammar = message.params.grammar
+        assert grammar is not None
+        assert re.fullmatch(grammar.text, letters.decode(tokens))
