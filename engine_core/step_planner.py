@@ -72,6 +72,7 @@ class StepPlanner:
         self._accept_caps = np.zeros(config.worker.max_slots, dtype=np.int32)
         # Slots whose requests have a grammar, which may force drafts.
         self._constrained = np.zeros(config.worker.max_slots, dtype=np.bool_)
+        self._any_constrained = False
         self._forces = config.drafts_forced
         self._late = config.drafter is not None and config.drafter.host
         self._device_caps = np.zeros(config.worker.max_slots, dtype=np.int32)
@@ -132,17 +133,16 @@ class StepPlanner:
         """Whether the step waits for drafts, query tokens of each row, int32[n], and whether rows
         have more of them than the drafter may fill.
         """
-        mine = self._constrained[slots] & (room > 0)
-        forces = bool(mine.any())
+        mine = self._to_force(slots, room)
         if self._policy is None:
             caps = np.ones(len(slots), dtype=np.int32)
-            return False, _at_least(caps, mine, room + 1) if forces else caps, False
+            return False, caps if mine is None else _at_least(caps, mine, room + 1), False
         lengths = self._policy.plan(slots, room, len(slots) + self._prefill_ahead())
         self._reasons[slots] = lengths.reasons
         if self._caps_accepts:
             self._accept_caps[slots] = lengths.caps
             return False, np.clip(room, 0, self._max_drafts).astype(np.int32) + 1, False
-        if not forces:
+        if mine is None:
             return lengths.late_bound, lengths.caps + 1, False
         wide = _at_least(lengths.caps, mine, room)
         if self._late:  # what is forced is known where drafts of the host are
@@ -150,6 +150,13 @@ class StepPlanner:
             return True, wide + 1, False
         self._device_caps[slots] = lengths.caps
         return False, wide + 1, bool((wide > lengths.caps).any())
+
+    def _to_force(self, slots: I32, room: I32) -> npt.NDArray[np.bool_] | None:
+        """Rows upon which a grammar may force drafts; None if there is none."""
+        if not self._any_constrained:
+            return None
+        mine: npt.NDArray[np.bool_] = self._constrained[slots] & (room > 0)
+        return mine if mine.any() else None
 
     def _explain(self, slots: I32) -> None:
         """These rows lost their drafts to the lack of pages, unless they had none anyway."""
@@ -186,6 +193,7 @@ class StepPlanner:
             builder.init(slot_init(running, prefix, pages), pages)
             has_grammar = running.request.params.grammar is not None
             self._constrained[running.slot] = self._forces and has_grammar
+            self._any_constrained = bool(self._constrained.any())
             self._add_chunk(builder, running)
 
     def _add_chunk(self, builder: StepBuilder, running: Running) -> bool:

@@ -214,3 +214,17 @@ def test_offline_without_an_algorithm_measures_the_baseline_only(tmp_path: Path)
     assert len(report["baseline"]["output_tokens_per_s_rounds"]) == 2
     assert "round 0, not counted, baseline: " in done.stderr
     assert "only the baseline " in " ".join(done.stdout.split())
+
+
+def test_offline_without_an_algorithm_has_two_sides_where_grammars_force(tmp_path: Path) -> None:
+    file, prompts = tmp_path / "b.json", PROMPTS.parent / "schema_prompts.jsonl"
+    done = bench(
+        *("offline", "--model", "pycoder", "--prompts", str(prompts), "--num-prompts", "2"),
+        *("--max-new-tokens", "24", "--repeat", "1", "--batch-size", "2", "--json", str(file)),
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(file.read_text())
+    assert report["speculative"]["drafter"] is None
+    assert report["speculative"]["output_tokens"] == report["baseline"]["output_tokens"] == 48
+    assert report["differing_outputs"] == 0
+    assert "forced drafts" in done.stdout
