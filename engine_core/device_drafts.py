@@ -46,8 +46,9 @@ class DeviceDrafts:
         elif plan.accept_caps:
             watched = np.zeros_like(caps)
             watched[verifies] = np.where(caps[verifies] > 0, i32(plan.accept_caps), 0)
-        if self._alone and verifies.all():
+        if self._alone and verifies.all() and (drafted or not result.forced):
             # Prefill rows make a step another thing: on a GPU its kernels are launched one by one.
+            # Forced drafts alone do so too: the drafter may have run beside them, for nobody.
             self._lengths.observe(result, int(verifies.sum()) if drafted else 0)
         if len(caps):
             self._lengths.learn(i32(plan.slots), watched, i32(result.accept_lens))

@@ -70,10 +70,15 @@ class StepGraphs:
     out before the next replay. ``block_bytes`` of input and the outputs are outside the pool.
     """
 
-    def __init__(self, step: DeviceStep, device: torch.device, reach: int = 1) -> None:
-        """``reach``: see ``tier_staging``."""
+    def __init__(
+        self, step: DeviceStep, device: torch.device, reach: int = 1, masked_reach: int = 1
+    ) -> None:
+        """``reach``: see ``tier_staging``; ``masked_reach`` where grammars may force drafts upon
+        rows, which have pages for them also where nothing is forced.
+        """
         self._step = step
         self._reach = reach
+        self._masked_reach = max(reach, masked_reach)
         self._device = device
         self._pool: _Pool | None = None
         self._graphs: dict[Tier, StepGraph] = {}
@@ -89,7 +94,8 @@ class StepGraphs:
     def room(self, tier: Tier) -> StagingShape:
         """What the tier's block has room for."""
         windowed = self._step.state.window is not None
-        return tier_staging(tier, self._step.page_size, self._reach, windowed)
+        reach = self._masked_reach if tier.masked else self._reach
+        return tier_staging(tier, self._step.page_size, reach, windowed)
 
     def get(self, tier: Tier) -> StepGraph:
         """The tier's graph, captured now if it was not before, or for edits that moved since."""

@@ -154,7 +154,9 @@ class GpuWorker:
         return self._runner.replay_seconds(rows, tokens, steps)
 
     def _make_runner(self, width: int) -> GpuStepRunner:
-        graphs = StepGraphs(self._step, self._device, self._reach) if self._use_graphs else None
+        graphs: StepGraphs | None = None
+        if self._use_graphs:
+            graphs = StepGraphs(self._step, self._device, self._reach, self._masked_width)
         return GpuStepRunner(
             self._step,
             self._packer,

@@ -194,12 +194,14 @@ def test_retracted_requests_go_on(
     assert seen.forced > 0
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
 def test_steps_in_graphs_draft_too(
-    tokenizer: str, plain: Seen, monkeypatch: pytest.MonkeyPatch
+    tokenizer: str, plain: Seen, page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those without forced drafts, and those without grammars, have graphs of one token a row."""
     monkeypatch.setattr(gpu_worker, "StepGraphs", EagerGraphs)
-    with without_drafter(tokenizer, disable_cuda_graph=False) as made:
+    flags = {"disable_cuda_graph": False, "page_size": page_size}
+    with without_drafter(tokenizer, **flags) as made:
         assert {tier.width for tier in made[1]._runner._tiers.all()} == {1}
         seen = drive_counted(made, requests(*TEXTS, others=60))
         counts, tiers = made[1].counts, made[1]._runner._replayed
