@@ -227,6 +227,7 @@ class GpuWorker:
                 return result
         raise WorkerFailed(f"the worker failed:\n{self._failure or 'no step was launched'}")
 
+    @torch.inference_mode()
     def reset(self) -> None:
         """Forget every slot (only while idle); KV contents become meaningless."""
         self._runner.reset()
