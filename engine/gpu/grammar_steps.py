@@ -5,6 +5,7 @@ stand where the latest collected result left them, so a step's masks are made wh
 it was collected; until then its segment A waits.
 """
 
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -34,14 +35,25 @@ class RowsToCome(NamedTuple):
     done: Mark
 
 
+class MaskWait(NamedTuple):
+    """Segment A's wait for masks by the device's clock: from the end of F to their copy."""
+
+    begin: Mark
+    end: Mark
+
+
 class GrammarSteps:
-    """The grammars of a GPU's slots. ``device``: the GPU's, or a CPU's in Triton's interpreter."""
+    """The grammars of a GPU's slots. ``device``: the GPU's, or a CPU's in Triton's interpreter.
+
+    For reports: ``mask_nodes`` had masks so far, which took the host ``mask_ns``.
+    """
 
     def __init__(self, compiler: GrammarCompiler, device: torch.device) -> None:
         self._grammars = SlotGrammars(compiler)
         self._device = device
         self._rows = PinnedRing(device.type == "cuda")
         self._masks = PinnedRing(device.type == "cuda")
+        self.mask_ns = self.mask_nodes = 0
 
     def enter(self, plan: StepPlan) -> None:
         """Requests enter their slots, whose last steps are collected."""
@@ -70,9 +82,19 @@ class GrammarSteps:
         rows = places.astype(np.int32)
         return RowsToCome(host, len(staging.slots), len(batch.input_ids), rows, done)
 
-    def fill(self, masks: torch.Tensor, packed: Packed, come: RowsToCome) -> None:
-        """Write the step's masks into ``masks`` int32[N, W] on the device; all else is allowed."""
+    def wait(self) -> MaskWait:
+        """The wait for masks that begins behind what was enqueued so far."""
+        begin = new_mark(self._device)
+        begin.record()
+        return MaskWait(begin, new_mark(self._device))
+
+    def fill(self, masks: torch.Tensor, packed: Packed, come: RowsToCome, wait: MaskWait) -> None:
+        """Write the step's masks into ``masks`` int32[N, W] on the device; all else is allowed.
+
+        ``wait`` ends with the host's part.
+        """
         come.done.synchronize()
+        began = time.perf_counter_ns()
         edge = come.rows + 1
         planned = (len(come.host) - come.tokens - 2 * edge,)
         tokens, parents, cu_q, node_cu = np.split(
@@ -82,6 +104,9 @@ class GrammarSteps:
         rows = RowTokens(cu_q[first], cu_q[last], node_cu[first], node_cu[last], tokens, parents)
         found = self._grammars.masks(packed.slots, packed.kinds.tobytes(), rows)
         count, size = found.bits.shape
+        self.mask_ns += time.perf_counter_ns() - began
+        self.mask_nodes += count
+        wait.end.record()
         masks.fill_(-1)
         masks[:, -1] = 0
         if not count:

@@ -120,6 +120,9 @@ def test_steps_in_graphs_do_too(plain: Tokens, monkeypatch: pytest.MonkeyPatch) 
     }
     assert counts.replays > 3
     assert counts.prefill_replays > 0
+    assert counts.mask_nodes >= sum(map(len, outputs.values()))
+    assert counts.mask_ns > 0
+    assert counts.mask_wait_ns > 0
 
 
 def test_retracted_requests_go_on_in_their_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
