@@ -14,7 +14,7 @@ from ..row_errors import row_error
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
 from ..sampling.prompt_scores import Piece, score_prompts
-from .device_step import Choice, DeviceStep
+from .device_step import Choice, DeviceStep, StepMasks
 from .grammar_steps import GrammarSteps, MaskWait, RowsToCome
 from .graphs import StepGraphs
 from .launched import Launched, Output, read_answer
@@ -398,7 +398,7 @@ class GpuStepRunner:
         wait = None if grammars is None or found.logits is None else grammars.wait()
 
         def finish() -> Scored:
-            masks: torch.Tensor | None = None
+            masks: StepMasks | None = None
             if grammars is not None and come is not None and wait is not None:
                 assert found.logits is not None, "no wait without logits"
                 masks = step.new_masks(len(found.logits))

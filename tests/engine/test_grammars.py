@@ -289,11 +289,11 @@ def test_a_slot_forgets_its_grammar() -> None:
 
 def test_a_row_that_may_have_nothing_is_an_error() -> None:
     logits = torch.randn(3, 40)
-    bits = np.array([[0b101, 0, 0], [0, 0, 1]], dtype=np.int32)
+    bits = np.array([[0, 0], [0b101, 0]], dtype=np.int32)
     places = torch.tensor([2, 5, 9])
     nodes = Nodes(places, *[torch.empty(0)] * 5)
     before = logits.clone()
-    apply_masks(logits, nodes, NodeMasks(np.array([2, 9]), bits))
+    apply_masks(logits, nodes, NodeMasks(np.array([9, 2]), bits, np.array([True, False])))
     assert (
         logits[0, :3] == torch.where(torch.tensor([1, 0, 1]).bool(), before[0, :3], MASKED)
     ).all()
