@@ -3,7 +3,7 @@
     python benchmarks/bench_masks.py --json benchmarks/results/grammar-masks-cpu.json
 
 Rows write arrays of what the schemas of benchmarks/prompts/schema_prompts.jsonl say, each
-somewhere in a random text; its next tokens are its drafts. 151,936 tokens, of ``wide_tokenizer.py``.
+somewhere in a random text; its next tokens are its drafts. 151,936 tokens (``wide_tokenizer.py``).
 ``by_node``: each node is walked by a copy and has its mask made alone, in one thread; ``threads``:
 ``SlotGrammars.masks``, with as many. All take turns; ``wall_ms`` and ``cpu_ms`` are medians, and
 ``least_ms`` the shortest: on a machine with other work that is what is left of threads. ``schemas``

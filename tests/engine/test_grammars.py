@@ -76,10 +76,18 @@ def requests(count: int = 12, temperature: float | None = None) -> list[Generate
     return made
 
 
+def open_grammars(core: EngineCore) -> int:
+    """Requests whose grammars may not be forgotten."""
+    assert core.grammars is not None
+    return sum(kept.open for kept in core.grammars._kept.values())
+
+
 def run(messages: Sequence[GenerateRequest], algorithm: str | None, **fields: object) -> Tokens:
     config = tiny_config(PYCODER, algorithm, max_running_requests=8, **fields)
     with running_engine(config) as engine:
+        open_before = open_grammars(engine.core)
         outputs = drive(engine.core, messages)
+        assert open_grammars(engine.core) == open_before
         for rid, parts in outputs.items():
             finish = parts[-1].finish
             assert finish is not None
@@ -185,8 +193,10 @@ def test_retractions_and_aborts_change_nothing(
     got: Tokens = {message.rid: [] for message in messages}
     with running_engine(config) as engine:
         core = engine.core
+        open_before = open_grammars(core)
         for message in messages:
             assert core.submit(message) is None
+        assert open_grammars(core) > open_before
         for step in range(400):
             if step == 4:
                 core.abort("r0")
@@ -195,6 +205,7 @@ def test_retractions_and_aborts_change_nothing(
             if not core.has_work:
                 break
         assert core.scheduler.counters.retractions > 0
+        assert open_grammars(core) == open_before
     assert got.pop("r0") != plain["r0"]
     assert got == {rid: tokens for rid, tokens in plain.items() if rid != "r0"}
 
