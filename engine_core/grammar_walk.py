@@ -48,6 +48,8 @@ def plan_masks(
     parents before their children. Rows behind a node that is not allowed, or that ends the text,
     are left as they are: nobody asks.
     """
+    if len(parents) == 1:  # it stays where it is, and may know its next mask by this one
+        return MaskTree([MaskChain(matcher, first_row, [])], [first_row])
     chains: list[list[int]] = []
     tails: dict[int, list[int]] = {}  # chains by their last node
     for node, parent in enumerate(parents):
@@ -63,8 +65,7 @@ def plan_masks(
     for chain in chains:
         for place, node in enumerate(chain, row):
             rows[node] = place
-        # One that stays where it is may know its next mask by this one.
-        begin = matcher if len(parents) == 1 else matcher.deep_copy()
+        begin = matcher.deep_copy()
         path = path_to(chain[0], tokens, parents)
         if eos_ids.isdisjoint(path) and (not path or begin.try_consume_tokens(path) == len(path)):
             rest = [tokens[node] for node in chain[1:]]
