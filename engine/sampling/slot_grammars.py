@@ -1,5 +1,6 @@
 """The grammars of the requests in slots: where each stands, and what it allows next."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -64,6 +65,9 @@ class _Slot:
     automaton: int
     text: list[int]
     wrong: str | None = None
+
+
+_MOVED_TEXT = 128  # tokens that a step has time to walk again
 
 
 class _Asked(NamedTuple):
@@ -160,6 +164,8 @@ class SlotGrammars:
 
         ``new_block`` gives the memory of int32[M, W] for the masks.
         """
+        if self._compiler.mask_threads.count > 1:
+            self._spread()
         asked = self._asked(slots, kinds, rows)
         # Chains of one automaton stand together: they would wait for each other in two threads.
         asked.sort(key=lambda one: one.slot.automaton)
@@ -184,6 +190,23 @@ class SlotGrammars:
             if any(chain.matcher.is_error() for chain in made):
                 self._walk_anew(one.slot, one.tokens, one.parents, block, places)
         return NodeMasks(nodes, block, np.bitwise_or.reduce(block, axis=1) == 0)
+
+    def _spread(self) -> None:
+        """Move one slot of the most crowded automaton to another that its grammar has by now.
+
+        What is asked of one automaton is done by one thread at a time.
+        """
+        crowds = Counter(mine.automaton for mine in self._slots.values())
+        if not crowds:
+            return
+        automaton, crowd = crowds.most_common(1)[0]
+        theirs = (mine for mine in self._slots.values() if mine.automaton == automaton)
+        mine = next((mine for mine in theirs if len(mine.text) <= _MOVED_TEXT), None)
+        if crowd < 2 or mine is None:
+            return
+        matcher, other = self._compiler.begin(mine.spec)
+        if crowds[other] + 1 < crowd and matcher.consume_tokens(mine.text):
+            mine.matcher, mine.automaton = matcher, other
 
     def _asked(self, slots: I32, kinds: bytes, rows: RowTokens) -> list[_Asked]:
         asked: list[_Asked] = []

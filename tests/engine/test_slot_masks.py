@@ -190,6 +190,20 @@ def test_requests_of_one_grammar_get_automata_for_the_threads() -> None:
     assert compiler.renewed(spec).automaton == compiler.begin(spec).automaton
 
 
+def test_requests_that_entered_before_move_to_them() -> None:
+    compiler, spec = GrammarCompiler(TOKENIZER, VOCAB, (EOS,), 3), SPECS[0]
+    rows: list[Row] = [random_row(random.Random(seed), spec) for seed in range(8)]
+    rows.append((SPECS[1], [], [-1], [-1]))
+    grammars = grammars_of(compiler, rows)
+    for _ in range(8):
+        compiler.hold(spec)
+    wait_until(lambda: len({compiler.begin(spec).automaton for _ in range(6)}) == 3)
+    for _ in range(24):
+        check(rows, masks_of(grammars, rows))
+    crowds = Counter(mine.automaton for mine in grammars._slots.values())
+    assert sorted(crowds.values()) == [1, 2, 3, 3]
+
+
 def test_grammars_of_open_requests_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others come, so that none is compiled within a step."""
     monkeypatch.setattr(f"{GrammarCompiler.__module__}._KEPT", 3)
