@@ -72,7 +72,11 @@ SUPPORTED = (
         ("best_of",),
         "completions: the n samples of the highest mean log-probability; not streamed",
     ),
-    exact("token ids in answers", ("return_token_ids",), "completions and chat; /generate has output_ids"),
+    exact(
+        "token ids in answers",
+        ("return_token_ids",),
+        "completions and chat; /generate has output_ids",
+    ),
     exact("presence_penalty", ("presence_penalty",), "history counts drafts before a position"),
     exact("frequency_penalty", ("frequency_penalty",), "as presence_penalty"),
     exact("repetition_penalty", ("repetition_penalty",), "as presence_penalty, prompt included"),

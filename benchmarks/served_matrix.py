@@ -1,0 +1,287 @@
+"""Every feature of the capability table with every drafter, through a served API, on the CPU.
+
+One server a drafter and one without. Each row's requests go to all of them at once and must be
+answered alike, tokens and texts equal and log-probabilities within 1e-4; then once more in one
+crowd, all rows mixed. Each field of a row must change an answer of plain decoding (those that may
+change none, none), and the servers' counters say how many drafts each row verified and accepted.
+
+    python benchmarks/served_matrix.py --json benchmarks/results/served-matrix.json
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from exactness import CHAIN, DEAR, TREE
+from load_http import serve
+from served_answers import (
+    Answer,
+    Ask,
+    Counts,
+    Difference,
+    ask_all,
+    counts,
+    difference,
+    tokens_of,
+)
+from served_cells import ROWS, TOKENS, Row, greedy_asks, refused_asks
+from tokenizers import Tokenizer
+
+from outrider.engine_core.capability_table import REFUSED
+from outrider.frontend.lossless.features import Known
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / "models" / "pycoder-11m"
+FLAGS = ("--device", "cpu", "--dtype", "float32", "--num-threads", "1",
+         "--max-running-requests", "8", "--chunked-prefill-size", "64",
+         "--enable-priority-scheduling")  # fmt: skip
+TOLERANCE = 1e-4
+AT_ONCE = 12  # of a crowd: some wait, and higher priorities retract others
+TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}\n{% endif %}"
+)
+
+
+def _shape(shape: tuple[int, int, int]) -> tuple[str, ...]:
+    steps, topk, nodes = map(str, shape)
+    return ("--speculative-num-steps", steps, "--speculative-eagle-topk", topk,
+            "--speculative-num-draft-tokens", nodes)  # fmt: skip
+
+
+_RAGGED = ("--speculative-dspark-sps-table-path", str(DEAR), "--speculative-ragged-verify-mode")
+# Name: the algorithm, its flags.
+DRAFTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "NGRAM": ("NGRAM", ()),
+    "STANDALONE": ("STANDALONE", _shape(CHAIN)),
+    "STANDALONE tree": ("STANDALONE", _shape(TREE)),
+    "EAGLE": ("EAGLE", _shape(CHAIN)),
+    "EAGLE tree": ("EAGLE", _shape(TREE)),
+    "EAGLE3": ("EAGLE3", _shape(CHAIN)),
+    "EAGLE3 tree": ("EAGLE3", _shape(TREE)),
+    "DFLASH": ("DFLASH", ()),
+    "DSPARK": ("DSPARK", ()),
+    "DSPARK cap-accept": ("DSPARK", (*_RAGGED, "cap-accept")),
+    "DSPARK compact": ("DSPARK", (*_RAGGED, "compact")),
+}
+CHAINS = ("NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "DFLASH", "DSPARK")
+
+
+class Cell(NamedTuple):
+    """A row with a drafter. ``alone``: the row's requests by themselves; ``crowd``: among all.
+
+    ``wrong``: what differs, empty if nothing does; ``gap``: of log-probabilities, the largest.
+    """
+
+    feature: str
+    drafter: str
+    status: str
+    requests: int
+    tokens: int
+    alone: Counts
+    gap: float
+    wrong: list[str]
+
+    def record(self) -> dict[str, object]:
+        """For JSON."""
+        found = self._asdict() | {"alone": self.alone._asdict()}
+        return {**found.pop("alone"), **found}  # type: ignore[dict-item]
+
+
+class Plain(NamedTuple):
+    """What the server without drafts says: of each row the requests and answers."""
+
+    rows: Sequence[Row]
+    asks: list[list[Ask]]
+    answers: list[list[Answer]]
+
+
+@contextlib.contextmanager
+def server(drafter: str | None, template: Path) -> Iterator[str]:
+    """The URL of a server with a drafter, or with none. ``template``: a tokenizer that chats."""
+    flags = [*FLAGS, "--tokenizer-path", str(template), "--log-level", "warning"]
+    if drafter is not None:
+        algorithm, more = DRAFTERS[drafter]
+        flags += ["--speculative-algorithm", algorithm, "--speculative-length-policy", "fixed"]
+        flags += more
+    with serve(*flags) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def chat_tokenizer() -> Iterator[Path]:
+    """A folder with the embedded model's tokenizer and a chat template, which it has none of."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(MODEL / file, folder)
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+        yield folder
+
+
+def ask(url: str, asks: Sequence[Ask], at_once: int = 64) -> list[Answer]:
+    """The answers to requests that are all sent at once, as far as ``at_once`` allows."""
+    return asyncio.run(ask_all(url, asks, at_once))
+
+
+def known_of(url: str) -> Known:
+    """What rows choose stops, biases and lengths by: greedy outputs of the server."""
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    greedy = [tuple(answer.whole["output_ids"]) for answer in ask(url, greedy_asks())]
+
+    def text(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens)))
+
+    return Known(greedy, TOKENS, text, (0,))
+
+
+def plain(url: str, rows: Sequence[Row]) -> Plain:
+    """All rows without drafts. Raises RuntimeError for one that is not answered."""
+    known = known_of(url)
+    asks = [row.asks(known) for row in rows]
+    answers = [ask(url, some) for some in asks]
+    for row, some in zip(rows, answers, strict=True):
+        for answer in some:
+            if answer.status != 200:
+                raise RuntimeError(f"{row.feature}: {answer.status} {answer.whole}")
+    return Plain(rows, asks, answers)
+
+
+def idle_fields(url: str, reference: Plain, fields: dict[str, Sequence[str]]) -> list[str]:
+    """Fields that change no answer though they should, or one though they may not.
+
+    ``fields``: those of each feature.
+    """
+    found = []
+    for row, asks, answers in zip(*reference, strict=True):
+        for field in fields[row.feature]:
+            if field in row.free:
+                continue
+            pairs = [(one, was) for one, was in zip(asks, answers, strict=True)
+                     if field in one.fields]  # fmt: skip
+            others = ask(url, [one.without(field) for one, _ in pairs])
+            served = [(was, now) for (_, was), now in zip(pairs, others, strict=True)
+                      if now.status == 200]  # fmt: skip
+            changed = [_differ(was, now) for was, now in served]
+            if not changed or (any(changed) if field in row.same else not any(changed)):
+                found.append(f"{row.feature}: {field}")
+    return found
+
+
+def _differ(was: Answer, now: Answer) -> bool:
+    """Whether answers differ in more than the usage, which a stream need not give."""
+    wholes = [one.whole for one in (was, now)]
+    if any(isinstance(one, dict) and "usage" not in one for one in wholes):
+        wholes = [{k: v for k, v in one.items() if k != "usage"} for one in wholes]
+    first, gap = difference(*(Answer(200, whole) for whole in wholes))
+    return first is not None or gap > TOLERANCE
+
+
+def drafted(url: str, drafter: str, reference: Plain, crowd: bool = True) -> list[Cell]:
+    """All rows with drafts, held against the plain answers; with ``crowd`` once more, mixed."""
+    cells = []
+    for row, asks, answers in zip(*reference, strict=True):
+        before = counts(url)
+        given = ask(url, asks)
+        cells.append(_cell(row, drafter, answers, given, counts(url).since(before)))
+    if not crowd:
+        return cells
+    order = [(i, j) for i, asks in enumerate(reference.asks) for j in range(len(asks))]
+    random.Random(1).shuffle(order)
+    mixed = ask(url, [reference.asks[i][j] for i, j in order], AT_ONCE)
+    by_place = dict(zip(order, mixed, strict=True))
+    for i, (row, answers) in enumerate(zip(reference.rows, reference.answers, strict=True)):
+        given = [by_place[i, j] for j in range(len(answers))]
+        also = _cell(row, drafter, answers, given, Counts())
+        cells[i] = _worse(cells[i], also)
+    return cells
+
+
+def _cell(
+    row: Row, drafter: str, expected: Sequence[Answer], given: Sequence[Answer], alone: Counts
+) -> Cell:
+    wrong, largest = [], 0.0
+    for number, (one, other) in enumerate(zip(expected, given, strict=True)):
+        first, gap = difference(one, other)
+        largest = max(largest, gap)
+        if first is not None or gap > TOLERANCE:
+            wrong.append(_words(number, first, gap))
+    status = "FAILED" if wrong else "exact"
+    tokens = sum(tokens_of(answer.whole) for answer in given)
+    return Cell(row.feature, drafter, status, len(given), tokens, alone, largest, wrong)
+
+
+def _words(number: int, first: Difference | None, gap: float) -> str:
+    if first is None:
+        return f"request {number}: log-probabilities {gap:.3g} apart"
+    return f"request {number}{first.place}: expected {first.expected!r}, got {first.got!r}"
+
+
+def _worse(alone: Cell, crowd: Cell) -> Cell:
+    return alone._replace(
+        status="exact" if alone.status == crowd.status == "exact" else "FAILED",
+        requests=alone.requests + crowd.requests,
+        tokens=alone.tokens + crowd.tokens,
+        gap=max(alone.gap, crowd.gap),
+        wrong=alone.wrong + [f"in the crowd, {words}" for words in crowd.wrong],
+    )
+
+
+def refusals(url: str, drafter: str) -> list[Cell]:
+    """The rows that are refused: each field must be, by its name."""
+    cells = []
+    for row in REFUSED:
+        asks = refused_asks(row.fields)
+        wrong = []
+        for one, answer in zip(asks, ask(url, asks), strict=True):
+            named = str(answer.whole.get("error", {}).get("param", "")).split(".")[-1]
+            if answer.status != 400 or named not in row.fields or named not in one.fields:
+                wrong.append(f"{sorted(one.fields)}: {answer.status}, {named!r}")
+        status = "FAILED" if wrong else "refused"
+        cells.append(Cell(row.feature, drafter, status, len(asks), 0, Counts(), 0.0, wrong))
+    return cells
+
+
+def main() -> int:
+    """Run the matrix; exit status 1 when a cell failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
+    args = parser.parse_args()
+    began = time.perf_counter()
+    cells: list[Cell] = []
+    with chat_tokenizer() as template:
+        with server(None, template) as url:
+            reference = plain(url, ROWS)
+            cells += drafted(url, "none", reference) + refusals(url, "none")
+        for name in args.only:
+            with server(name, template) as url:
+                some = drafted(url, name, reference) + refusals(url, name)
+                total = counts(url)
+            cells += some
+            bad = [cell for cell in some if cell.status == "FAILED"]
+            print(f"{name}: {len(some)} cells, {len(bad)} failed, {total}", flush=True)
+            for cell in bad:
+                print(f"  {cell.feature}: {cell.wrong}", flush=True)
+    failed = sum(cell.status == "FAILED" for cell in cells)
+    report = {
+        "command": "python benchmarks/served_matrix.py " + " ".join(sys.argv[1:]),
+        "seconds": round(time.perf_counter() - began, 1),
+        "cells": [cell.record() for cell in cells],
+    }
+    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"{len(cells)} cells, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
