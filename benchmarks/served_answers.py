@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import httpx
@@ -13,10 +13,11 @@ GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completi
 # What two answers to one request may differ in: times, ids, the cache's share, speculation.
 _OWN = {"id", "rid", "created", "object", "e2e_latency", "cached_tokens", "num_retractions",
         "prompt_tokens_details"}  # fmt: skip
-_COUNTERS = {
-    "drafts": "spec_decode_num_drafts",
-    "draft_tokens": "spec_decode_num_draft_tokens",
-    "accepted": "spec_decode_num_accepted_tokens",
+_METRICS = {
+    "drafts": "spec_decode_num_drafts_total",
+    "draft_tokens": "spec_decode_num_draft_tokens_total",
+    "accepted": "spec_decode_num_accepted_tokens_total",
+    "retracted": "num_retracted_reqs",
 }
 
 
@@ -55,11 +56,14 @@ class Answer(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a server counted: rows verified with drafts, their draft tokens, those accepted."""
+    """What a server counted: rows verified with drafts, their draft tokens, those accepted, and
+    running requests that had to wait again.
+    """
 
     drafts: int = 0
     draft_tokens: int = 0
     accepted: int = 0
+    retracted: int = 0
 
     def since(self, before: "Counts") -> "Counts":
         """What was counted since."""
@@ -98,10 +102,10 @@ async def _answer(client: httpx.AsyncClient, ask: Ask) -> Answer:
     for chunk in chunks:
         if "error" in chunk:
             return Answer(500, chunk)
-    return Answer(200, _joined(ask.path, chunks), len(chunks))
+    return Answer(200, joined(ask.path, chunks), len(chunks))
 
 
-def _joined(path: str, chunks: Sequence[dict[str, Any]]) -> Any:
+def joined(path: str, chunks: Sequence[dict[str, Any]]) -> Any:
     """What the same request without ``stream`` answers (in OpenAI's forms all but the usage)."""
     if path == GENERATE:  # each chunk has everything so far
         last = {chunk.pop("index", 0): chunk for chunk in chunks}
@@ -198,14 +202,9 @@ def counts(url: str) -> Counts:
     """A server's counters now."""
     text = httpx.get(f"{url}/metrics", timeout=60).text
     found = {}
-    for name, metric in _COUNTERS.items():
-        match = re.search(rf"^outrider:{metric}_total (\S+)$", text, re.MULTILINE)
+    for name, metric in _METRICS.items():
+        match = re.search(rf"^outrider:{metric} (\S+)$", text, re.MULTILINE)
         if match is None:
             raise RuntimeError(f"/metrics has no {metric}")
         found[name] = int(float(match[1]))
     return Counts(**found)
-
-
-def fields_in(asks: Sequence[Ask]) -> Collection[str]:
-    """The names of all that some requests ask for."""
-    return set().union(*(ask.fields for ask in asks))

@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,10 +34,12 @@ from served_answers import (
     difference,
     tokens_of,
 )
-from served_cells import ROWS, TOKENS, Row, greedy_asks, refused_asks
+from served_asks import TOKENS
+from served_cells import ROWS, Row, greedy_asks, refused_asks
 from tokenizers import Tokenizer
 
-from outrider.engine_core.capability_table import REFUSED
+from outrider.engine_core.capability import Capability
+from outrider.engine_core.capability_table import REFUSED, SUPPORTED
 from outrider.frontend.lossless.features import Known
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,8 +96,7 @@ class Cell(NamedTuple):
 
     def record(self) -> dict[str, object]:
         """For JSON."""
-        found = self._asdict() | {"alone": self.alone._asdict()}
-        return {**found.pop("alone"), **found}  # type: ignore[dict-item]
+        return self._asdict() | {"alone": self.alone._asdict()}
 
 
 class Plain(NamedTuple):
@@ -156,32 +158,37 @@ def plain(url: str, rows: Sequence[Row]) -> Plain:
     return Plain(rows, asks, answers)
 
 
-def idle_fields(url: str, reference: Plain, fields: dict[str, Sequence[str]]) -> list[str]:
-    """Fields that change no answer though they should, or one though they may not.
-
-    ``fields``: those of each feature.
-    """
+def idle_fields(url: str, reference: Plain, features: Sequence[Capability]) -> list[str]:
+    """Fields that change no answer though they should, or one though they may not."""
+    fields = {row.feature: row.fields for row in features}
     found = []
     for row, asks, answers in zip(*reference, strict=True):
-        for field in fields[row.feature]:
-            if field in row.free:
-                continue
-            pairs = [(one, was) for one, was in zip(asks, answers, strict=True)
-                     if field in one.fields]  # fmt: skip
-            others = ask(url, [one.without(field) for one, _ in pairs])
-            served = [(was, now) for (_, was), now in zip(pairs, others, strict=True)
-                      if now.status == 200]  # fmt: skip
-            changed = [_differ(was, now) for was, now in served]
-            if not changed or (any(changed) if field in row.same else not any(changed)):
+        for field in fields.get(row.feature, ()):
+            some = [(one, was) for one, was in zip(asks, answers, strict=True)
+                    if field in one.fields]  # fmt: skip
+            same = field in row.same
+            if field not in row.free and _changes(url, field, some, same) == same:
                 found.append(f"{row.feature}: {field}")
     return found
 
 
-def _differ(was: Answer, now: Answer) -> bool:
-    """Whether answers differ in more than the usage, which a stream need not give."""
+def _changes(url: str, field: str, some: Sequence[tuple[Ask, Answer]], same: bool) -> bool:
+    """Whether any of the answers is another one without the field; asked until one is."""
+    for first in range(0, len(some), 3):
+        part = some[first : first + 3]
+        others = ask(url, [one.without(field) for one, _ in part])
+        for (_, was), now in zip(part, others, strict=True):
+            if now.status == 200 and _differ(was, now, usage=not same):
+                return True
+    return False
+
+
+def _differ(was: Answer, now: Answer, usage: bool) -> bool:
+    """Whether answers differ; without ``usage``, which a stream need not give, in all else."""
     wholes = [one.whole for one in (was, now)]
-    if any(isinstance(one, dict) and "usage" not in one for one in wholes):
-        wholes = [{k: v for k, v in one.items() if k != "usage"} for one in wholes]
+    if not usage:
+        wholes = [{k: v for k, v in one.items() if k != "usage"} if isinstance(one, dict) else one
+                  for one in wholes]  # fmt: skip
     first, gap = difference(*(Answer(200, whole) for whole in wholes))
     return first is not None or gap > TOLERANCE
 
@@ -252,35 +259,42 @@ def refusals(url: str, drafter: str) -> list[Cell]:
 
 
 def main() -> int:
-    """Run the matrix; exit status 1 when a cell failed."""
+    """Run the matrix; exit status 1 when a cell failed, or a field is idle."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
     args = parser.parse_args()
     began = time.perf_counter()
     cells: list[Cell] = []
+    totals: dict[str, object] = {}
     with chat_tokenizer() as template:
         with server(None, template) as url:
             reference = plain(url, ROWS)
             cells += drafted(url, "none", reference) + refusals(url, "none")
+            idle = idle_fields(url, reference, SUPPORTED)
         for name in args.only:
             with server(name, template) as url:
                 some = drafted(url, name, reference) + refusals(url, name)
                 total = counts(url)
             cells += some
+            totals[name] = {"flags": " ".join(DRAFTERS[name][1]), **total._asdict()}
             bad = [cell for cell in some if cell.status == "FAILED"]
             print(f"{name}: {len(some)} cells, {len(bad)} failed, {total}", flush=True)
             for cell in bad:
                 print(f"  {cell.feature}: {cell.wrong}", flush=True)
-    failed = sum(cell.status == "FAILED" for cell in cells)
+    statuses = Counter(cell.status for cell in cells)
     report = {
         "command": "python benchmarks/served_matrix.py " + " ".join(sys.argv[1:]),
         "seconds": round(time.perf_counter() - began, 1),
+        "statuses": statuses,
+        "idle_fields": idle,
+        "tokens": sum(cell.tokens for cell in cells),
+        "drafters": totals,
         "cells": [cell.record() for cell in cells],
     }
     args.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{len(cells)} cells, {failed} failed")
-    return 1 if failed else 0
+    print(f"{len(cells)} cells: {dict(statuses)}; idle fields: {idle}")
+    return 1 if statuses["FAILED"] or idle else 0
 
 
 if __name__ == "__main__":
