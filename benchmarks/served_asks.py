@@ -119,15 +119,15 @@ def mixtures(seed: int, count: int) -> Asks:
 def _mixture(known: Known, rng: random.Random) -> Ask:
     i = rng.randrange(len(PROMPTS))
     sampling = _mixed_sampling(known.greedy[i], known.text(known.greedy[i]), rng)
-    top, stream = rng.choice((None, None, 0, 3)), rng.random() < 0.3
+    top = rng.choice((None, None, 0, 3))
+    fields: dict[str, object] = {"stream": rng.random() < 0.3, "priority": rng.choice((0, 0, 5))}
     if rng.random() < 0.5:
-        fields: dict[str, object] = {"stream": stream}
         if top is not None:
             fields |= {"return_logprob": True, "top_logprobs_num": top}
             fields["logprob_start_len"] = rng.choice((-1, 0, 4))
         return native(i, sampling, **fields)
-    echo = rng.random() < 0.3
-    return completion(i, logprobs=top, echo=echo, stream=stream, **_renamed(sampling))
+    fields |= {"logprobs": top, "echo": rng.random() < 0.3}
+    return completion(i, **fields, **_renamed(sampling))
 
 
 def _mixed_sampling(said: tuple[int, ...], text: str, rng: random.Random) -> dict[str, Any]:

@@ -121,6 +121,15 @@ def _max_tokens(known: Known) -> list[Ask]:
     ]
 
 
+def _past_the_end(known: Known) -> list[Ask]:
+    likely = {"ignore_eos": True, "logit_bias": {str(known.eos_ids[0]): 9.0}}
+    return [
+        *(native(i, {**likely, "temperature": 0.9 * (i % 2), "seed": i}) for i in range(4)),
+        completion(0, **likely),
+        chat(1, **likely),
+    ]
+
+
 def _logprobs(known: Known) -> list[Ask]:
     drawn = [{"temperature": 0.8 * (i % 2), "seed": i} for i in range(4)]
     return [
@@ -267,7 +276,7 @@ ROWS = (
     Row("trimming", _trims),
     Row("max tokens", _max_tokens, free=frozenset(("max_completion_tokens",))),
     Row("min tokens", lossless("min tokens")),
-    Row("ignore_eos", lossless("ignore_eos")),
+    Row("ignore_eos", _past_the_end),
     Row("logprobs", _logprobs),
     Row("top_logprobs", _top_logprobs),
     Row("prompt_logprobs", _prompt_logprobs),

@@ -46,7 +46,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "pycoder-11m"
 FLAGS = ("--device", "cpu", "--dtype", "float32", "--num-threads", "1",
          "--max-running-requests", "8", "--chunked-prefill-size", "64",
-         "--enable-priority-scheduling")  # fmt: skip
+         "--enable-priority-scheduling", "--priority-preemption-threshold", "2",
+         "--context-length", "256", "--max-total-tokens", "512")  # fmt: skip
 TOLERANCE = 1e-4
 AT_ONCE = 12  # of a crowd: some wait, and higher priorities retract others
 TEMPLATE = (
