@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import served_outputs as outputs
 from served_answers import CHAT, GENERATE, Ask
 from served_asks import (
     CHOICES,
@@ -130,67 +131,6 @@ def _past_the_end(known: Known) -> list[Ask]:
     ]
 
 
-def _logprobs(known: Known) -> list[Ask]:
-    drawn = [{"temperature": 0.8 * (i % 2), "seed": i} for i in range(4)]
-    return [
-        *(native(i, sampling, return_logprob=True) for i, sampling in enumerate(drawn)),
-        native(0, None, return_logprob=True, return_text_in_logprobs=True),
-        completion(1, logprobs=0, temperature=0.7, seed=2, repetition_penalty=1.2),
-        completion(2, logprobs=3),
-        chat(3, logprobs=True),
-    ]
-
-
-def _top_logprobs(known: Known) -> list[Ask]:
-    drawn = [{"temperature": 0.8 * (i % 2), "seed": i} for i in range(4)]
-    return [
-        *(
-            native(i, sampling, return_logprob=True, top_logprobs_num=1 + 2 * i)
-            for i, sampling in enumerate(drawn)
-        ),
-        native(0, {"regex": REGEX}, return_logprob=True, top_logprobs_num=3),
-        chat(1, logprobs=True, top_logprobs=4),
-        chat(2, logprobs=True, top_logprobs=2, temperature=1.0, seed=4, stream=True),
-    ]
-
-
-def _prompt_logprobs(known: Known) -> list[Ask]:
-    two = {"n": 2, "temperature": 0.8, "seed": 1}
-    return [
-        native(0, None, return_logprob=True, logprob_start_len=0, top_logprobs_num=2),
-        native(1, None, return_logprob=True, logprob_start_len=5),
-        native(2, two, return_logprob=True, logprob_start_len=3, stream=True),
-        completion(2, prompt_logprobs=2, temperature=0.7, seed=2),
-        completion(3, prompt_logprobs=0, logprobs=2),
-        chat(3, prompt_logprobs=1),
-    ]
-
-
-def _echo(known: Known) -> list[Ask]:
-    return [
-        completion(0, echo=True),
-        completion(1, echo=True, logprobs=2, temperature=0.8, seed=1),
-        completion(2, echo=True, logprobs=1, stream=True),
-        completion(3, echo=True, logprobs=0, max_tokens=0),
-    ]
-
-
-def _best_of(known: Known) -> list[Ask]:
-    return [
-        completion(i, n=2, best_of=4, temperature=1.0, seed=i, logprobs=i or None) for i in range(3)
-    ]
-
-
-def _ids(known: Known) -> list[Ask]:
-    return [
-        completion(0),
-        completion(1, stream=True),
-        completion(2, n=2, temperature=1, seed=1),
-        chat(3),
-        chat(0, stream=True),
-    ]
-
-
 def _bad_words(known: Known) -> list[Ask]:
     words = sorted({word for word in known.text(known.greedy[0]).split() if word.isalpha()})
     return [
@@ -225,19 +165,6 @@ def _formats(known: Known) -> list[Ask]:
         chat(3, response_format=schema),
         chat(0, response_format={"type": "json_object"}, stream=True),
         chat(1, response_format={"type": "text"}),
-    ]
-
-
-def _streams(known: Known) -> list[Ask]:
-    drawn, usage = {"temperature": 0.8, "seed": 1}, {"include_usage": True}
-    return [
-        native(0, None, stream=True),
-        native(1, {**drawn, "n": 2}, stream=True, return_logprob=True),
-        completion(1, stream=True),
-        completion(2, stream=True, stream_options=usage, logprobs=1, **drawn),
-        completion(3, stream=True, stop=known.text(known.greedy[3])[10:15]),
-        chat(2, stream=True),
-        chat(3, stream=True, stream_options=usage, n=2, **drawn),
     ]
 
 
@@ -277,12 +204,12 @@ ROWS = (
     Row("max tokens", _max_tokens, free=frozenset(("max_completion_tokens",))),
     Row("min tokens", lossless("min tokens")),
     Row("ignore_eos", _past_the_end),
-    Row("logprobs", _logprobs),
-    Row("top_logprobs", _top_logprobs),
-    Row("prompt_logprobs", _prompt_logprobs),
-    Row("echo", _echo),
-    Row("best_of", _best_of),
-    Row("token ids in answers", _ids),
+    Row("logprobs", outputs.logprobs),
+    Row("top_logprobs", outputs.top_logprobs),
+    Row("prompt_logprobs", outputs.prompt_logprobs),
+    Row("echo", outputs.echo),
+    Row("best_of", outputs.best_of),
+    Row("token ids in answers", outputs.ids),
     Row("presence_penalty", lossless("presence_penalty")),
     Row("frequency_penalty", lossless("frequency_penalty")),
     Row("repetition_penalty", lossless("repetition_penalty")),
@@ -296,7 +223,7 @@ ROWS = (
     Row("choice", grammar("guided_choice", CHOICES, "guided_choice")),
     Row("structured_outputs", _structured),
     Row("response_format", _formats),
-    Row("streaming", _streams, frozenset(("stream",))),
+    Row("streaming", outputs.streams, frozenset(("stream",))),
     Row("priority", _priorities, frozenset(("priority",))),
     Row("cache_salt", _salts, frozenset(("cache_salt",))),
     Row(

@@ -259,6 +259,13 @@ def refusals(url: str, drafter: str) -> list[Cell]:
     return cells
 
 
+def _dumped(report: dict[str, object], cells: Sequence[dict[str, object]]) -> str:
+    """JSON with a line for each cell."""
+    lines = ",\n".join("  " + json.dumps(cell) for cell in cells)
+    head = json.dumps(report, indent=1).removesuffix("\n}")
+    return f'{head},\n "cells": [\n{lines}\n ]\n}}\n'
+
+
 def main() -> int:
     """Run the matrix; exit status 1 when a cell failed, or a field is idle."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -291,9 +298,8 @@ def main() -> int:
         "idle_fields": idle,
         "tokens": sum(cell.tokens for cell in cells),
         "drafters": totals,
-        "cells": [cell.record() for cell in cells],
     }
-    args.json.write_text(json.dumps(report, indent=1) + "\n")
+    args.json.write_text(_dumped(report, [cell.record() for cell in cells]))
     print(f"{len(cells)} cells: {dict(statuses)}; idle fields: {idle}")
     return 1 if statuses["FAILED"] or idle else 0
 
