@@ -10,20 +10,15 @@ change none, none), and the servers' counters say how many drafts each row verif
 
 import argparse
 import asyncio
-import contextlib
 import json
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from exactness import CHAIN, DEAR, TREE
-from load_http import serve
 from served_answers import (
     Answer,
     Ask,
@@ -36,48 +31,15 @@ from served_answers import (
 )
 from served_asks import TOKENS
 from served_cells import ROWS, Row, greedy_asks, refused_asks
+from served_servers import DRAFTERS, MODEL, chat_tokenizer, server
 from tokenizers import Tokenizer
 
 from outrider.engine_core.capability import Capability
 from outrider.engine_core.capability_table import REFUSED, SUPPORTED
 from outrider.frontend.lossless.features import Known
 
-ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "models" / "pycoder-11m"
-FLAGS = ("--device", "cpu", "--dtype", "float32", "--num-threads", "1",
-         "--max-running-requests", "8", "--chunked-prefill-size", "64",
-         "--enable-priority-scheduling", "--priority-preemption-threshold", "2",
-         "--context-length", "256", "--max-total-tokens", "512")  # fmt: skip
 TOLERANCE = 1e-4
 AT_ONCE = 12  # of a crowd: some wait, and higher priorities retract others
-TEMPLATE = (
-    "{% for message in messages %}{{ message.content }}{% endfor %}"
-    "{% if add_generation_prompt %}\n{% endif %}"
-)
-
-
-def _shape(shape: tuple[int, int, int]) -> tuple[str, ...]:
-    steps, topk, nodes = map(str, shape)
-    return ("--speculative-num-steps", steps, "--speculative-eagle-topk", topk,
-            "--speculative-num-draft-tokens", nodes)  # fmt: skip
-
-
-_RAGGED = ("--speculative-dspark-sps-table-path", str(DEAR), "--speculative-ragged-verify-mode")
-# Name: the algorithm, its flags.
-DRAFTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "NGRAM": ("NGRAM", ()),
-    "STANDALONE": ("STANDALONE", _shape(CHAIN)),
-    "STANDALONE tree": ("STANDALONE", _shape(TREE)),
-    "EAGLE": ("EAGLE", _shape(CHAIN)),
-    "EAGLE tree": ("EAGLE", _shape(TREE)),
-    "EAGLE3": ("EAGLE3", _shape(CHAIN)),
-    "EAGLE3 tree": ("EAGLE3", _shape(TREE)),
-    "DFLASH": ("DFLASH", ()),
-    "DSPARK": ("DSPARK", ()),
-    "DSPARK cap-accept": ("DSPARK", (*_RAGGED, "cap-accept")),
-    "DSPARK compact": ("DSPARK", (*_RAGGED, "compact")),
-}
-CHAINS = ("NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "DFLASH", "DSPARK")
 
 
 class Cell(NamedTuple):
@@ -106,29 +68,6 @@ class Plain(NamedTuple):
     rows: Sequence[Row]
     asks: list[list[Ask]]
     answers: list[list[Answer]]
-
-
-@contextlib.contextmanager
-def server(drafter: str | None, template: Path) -> Iterator[str]:
-    """The URL of a server with a drafter, or with none. ``template``: a tokenizer that chats."""
-    flags = [*FLAGS, "--tokenizer-path", str(template), "--log-level", "warning"]
-    if drafter is not None:
-        algorithm, more = DRAFTERS[drafter]
-        flags += ["--speculative-algorithm", algorithm, "--speculative-length-policy", "fixed"]
-        flags += more
-    with serve(*flags) as (url, _):
-        yield url
-
-
-@contextlib.contextmanager
-def chat_tokenizer() -> Iterator[Path]:
-    """A folder with the embedded model's tokenizer and a chat template, which it has none of."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(MODEL / file, folder)
-        (folder / "chat_template.jinja").write_text(TEMPLATE)
-        yield folder
 
 
 def ask(url: str, asks: Sequence[Ask], at_once: int = 64) -> list[Answer]:
@@ -209,23 +148,36 @@ def drafted(url: str, drafter: str, reference: Plain, crowd: bool = True) -> lis
     by_place = dict(zip(order, mixed, strict=True))
     for i, (row, answers) in enumerate(zip(reference.rows, reference.answers, strict=True)):
         given = [by_place[i, j] for j in range(len(answers))]
-        also = _cell(row, drafter, answers, given, Counts())
-        cells[i] = _worse(cells[i], also)
+        cells[i] = _worse(cells[i], _cell(row, drafter, answers, given, None))
     return cells
 
 
 def _cell(
-    row: Row, drafter: str, expected: Sequence[Answer], given: Sequence[Answer], alone: Counts
+    row: Row,
+    drafter: str,
+    expected: Sequence[Answer],
+    given: Sequence[Answer],
+    alone: Counts | None,
 ) -> Cell:
+    """``alone``: what the server counted, None where other rows' requests ran meanwhile."""
     wrong, largest = [], 0.0
     for number, (one, other) in enumerate(zip(expected, given, strict=True)):
         first, gap = difference(one, other)
         largest = max(largest, gap)
         if first is not None or gap > TOLERANCE:
             wrong.append(_words(number, first, gap))
+    if alone is not None and drafter != "none":
+        wrong += _vacuous(row, alone)
     status = "FAILED" if wrong else "exact"
     tokens = sum(tokens_of(answer.whole) for answer in given)
-    return Cell(row.feature, drafter, status, len(given), tokens, alone, largest, wrong)
+    return Cell(row.feature, drafter, status, len(given), tokens, alone or Counts(), largest, wrong)
+
+
+def _vacuous(row: Row, alone: Counts) -> list[str]:
+    """What the counters should not say: equal answers without drafts show nothing."""
+    if row.drafts:
+        return [] if alone.accepted else ["no draft was accepted"]
+    return [f"{alone.drafts} rows had drafts"] if alone.drafts else []
 
 
 def _words(number: int, first: Difference | None, gap: float) -> str:

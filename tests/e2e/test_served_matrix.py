@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import served_matrix as matrix
+import served_servers
 from served_answers import CHAT, GENERATE, Answer, Ask, Counts, difference, joined
 from served_cells import LEAST, ROWS, empty_known
 
@@ -32,8 +33,12 @@ def test_every_field_of_every_feature_has_a_cell() -> None:
 
 
 def test_every_drafter_is_tried() -> None:
-    tried = {algorithm for algorithm, _ in matrix.DRAFTERS.values()}
-    assert tried == set(DRAFTERS.values()) == {matrix.DRAFTERS[name][0] for name in matrix.CHAINS}
+    tried = {algorithm for algorithm, _ in served_servers.DRAFTERS.values()}
+    assert (
+        tried
+        == set(DRAFTERS.values())
+        == {served_servers.DRAFTERS[name][0] for name in served_servers.CHAINS}
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,14 +104,14 @@ def test_a_stream_is_put_together() -> None:
 
 @pytest.fixture(scope="module")
 def template() -> Iterator[Path]:
-    with matrix.chat_tokenizer() as folder:
+    with served_servers.chat_tokenizer() as folder:
         yield folder
 
 
 @pytest.fixture(scope="module")
 def reference(template: Path) -> Iterator[tuple[matrix.Plain, list[str]]]:
     """Plain answers, and the fields that do nothing to them."""
-    with matrix.server(None, template) as url:
+    with served_servers.server(None, template) as url:
         known = matrix.plain(url, LEAST_ROWS)
         yield known, matrix.idle_fields(url, known, SUPPORTED)
 
@@ -117,11 +122,11 @@ def test_every_field_changes_plain_answers(reference: tuple[matrix.Plain, list[s
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize("drafter", matrix.CHAINS)
+@pytest.mark.parametrize("drafter", served_servers.CHAINS)
 def test_drafts_change_no_answer(
     drafter: str, template: Path, reference: tuple[matrix.Plain, list[str]]
 ) -> None:
-    with matrix.server(drafter, template) as url:
+    with served_servers.server(drafter, template) as url:
         cells = matrix.drafted(url, drafter, reference[0], crowd=False)
         refused = matrix.refusals(url, drafter)
     assert [cell.feature for cell in cells] == [row.feature for row in LEAST_ROWS]
@@ -147,10 +152,33 @@ def test_a_run_that_differs_is_told(
     asks = row.asks(empty_known())
     wanted = [Answer(200, {"output_ids": [1, 2], "value": -0.5})] * len(asks)
     answer = Answer(200, given)
-    monkeypatch.setattr(matrix, "counts", lambda url: Counts())
+    seen = iter(range(10))
+    monkeypatch.setattr(matrix, "counts", lambda url: Counts(*[next(seen)] * 4))
     monkeypatch.setattr(matrix, "ask", lambda url, some, at_once=1: [answer for _ in some])
     [cell] = matrix.drafted("", "NGRAM", matrix.Plain([row], [asks], [wanted]))
     assert cell.status == "FAILED"
     assert cell.wrong[0] == words
     assert cell.wrong[-1].startswith("in the crowd, request")
     assert len(cell.wrong) == 2 * len(asks)
+
+
+@pytest.mark.parametrize(
+    ("feature", "accepted", "words"),
+    [
+        ("logit_bias", 0, "no draft was accepted"),
+        ("logit_bias", 3, None),
+        ("speculation switch", 0, "3 rows had drafts"),
+    ],
+)
+def test_a_run_without_drafts_shows_nothing(
+    feature: str, accepted: int, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = next(row for row in ROWS if row.feature == feature)
+    asks = row.asks(empty_known())
+    answers = [Answer(200, {"output_ids": [1]})] * len(asks)
+    seen = iter((Counts(), Counts(3, 9, accepted)))
+    monkeypatch.setattr(matrix, "counts", lambda url: next(seen))
+    monkeypatch.setattr(matrix, "ask", lambda url, some, at_once=1: answers)
+    [cell] = matrix.drafted("", "NGRAM", matrix.Plain([row], [asks], [answers]), crowd=False)
+    assert cell.wrong == ([] if words is None else [words])
+    assert cell.status == ("exact" if words is None else "FAILED")
