@@ -31,7 +31,7 @@ from served_answers import (
 )
 from served_asks import TOKENS
 from served_cells import ROWS, Row, greedy_asks, refused_asks
-from served_servers import DRAFTERS, MODEL, chat_tokenizer, server
+from served_servers import DRAFTERS, MODEL, ROOT, chat_tokenizer, server
 from tokenizers import Tokenizer
 
 from outrider.engine_core.capability import Capability
@@ -237,7 +237,8 @@ def main() -> int:
                 some = drafted(url, name, reference) + refusals(url, name)
                 total = counts(url)
             cells += some
-            totals[name] = {"flags": " ".join(DRAFTERS[name][1]), **total._asdict()}
+            flags = " ".join(DRAFTERS[name][1]).replace(f"{ROOT}/", "")
+            totals[name] = {"flags": flags, **total._asdict()}
             bad = [cell for cell in some if cell.status == "FAILED"]
             print(f"{name}: {len(some)} cells, {len(bad)} failed, {total}", flush=True)
             for cell in bad:
