@@ -13,6 +13,7 @@ GENERATE, COMPLETIONS, CHAT = "/generate", "/v1/completions", "/v1/chat/completi
 # What two answers to one request may differ in: times, ids, the cache's share, speculation.
 _OWN = {"id", "rid", "created", "object", "e2e_latency", "cached_tokens", "num_retractions",
         "prompt_tokens_details"}  # fmt: skip
+_GROWING = ("text", "content", "arguments")
 _METRICS = {
     "drafts": "spec_decode_num_drafts_total",
     "draft_tokens": "spec_decode_num_draft_tokens_total",
@@ -129,11 +130,17 @@ def _add(known: dict[str, Any], part: dict[str, Any]) -> None:
     """Add a part of a choice: texts and lists grow, objects part by part, others are replaced."""
     for name, value in part.items():
         old = known.get(name)
-        if isinstance(value, dict):
+        if name == "tool_calls":
+            calls = known.setdefault(name, [])
+            for call in value:
+                if call["index"] == len(calls):
+                    calls.append({})
+                _add(calls[call["index"]], call)
+        elif isinstance(value, dict):
             if old is None:
                 known[name] = {}
             _add(known[name], value)
-        elif isinstance(old, list) or (isinstance(old, str) and name in ("text", "content")):
+        elif isinstance(old, list) or (isinstance(old, str) and name in _GROWING):
             known[name] = old + value
         elif value is not None or name not in known:
             known[name] = value

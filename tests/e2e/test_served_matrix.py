@@ -73,7 +73,7 @@ def test_a_field_is_taken_out_wherever_it_stands() -> None:
 
 
 def test_a_stream_is_put_together() -> None:
-    def chunk(delta: dict[str, str], ids: list[int], finish: str | None) -> dict[str, object]:
+    def chunk(delta: dict[str, object], ids: list[int], finish: str | None) -> dict[str, object]:
         choice = {"index": 0, "delta": delta, "token_ids": ids, "finish_reason": finish,
                   "logprobs": {"content": ids}}  # fmt: skip
         return {"id": "a", "choices": [choice], "usage": None}
@@ -96,6 +96,15 @@ def test_a_stream_is_put_together() -> None:
         "finish_reason": "stop",
     }
     assert whole["usage"] == {"total_tokens": 4}
+    parts: list[dict[str, object]] = [
+        {"id": "c", "function": {"name": "f", "arguments": ""}},
+        {"function": {"arguments": "1"}},
+        {"function": {"arguments": "2"}},
+    ]
+    calls = [chunk({"tool_calls": [{"index": 0, **part}]}, [], None) for part in parts]
+    [choice] = joined(CHAT, calls)["choices"]
+    function = {"name": "f", "arguments": "12"}
+    assert choice["message"]["tool_calls"] == [{"index": 0, "id": "c", "function": function}]
     assert joined(GENERATE, [{"text": "a"}, {"text": "ab"}]) == {"text": "ab"}
 
 
