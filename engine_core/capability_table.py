@@ -63,7 +63,8 @@ SUPPORTED = (
         "prompt_logprobs",
         ("prompt_logprobs", "logprob_start_len"),
         "of the raw distribution; the cache is used only before their first position; each of n "
-        "samples computes its own; /generate: return_logprob with logprob_start_len from 0 on",
+        "samples computes its own; /generate: return_logprob with logprob_start_len from 0 on, "
+        "null for the token there",
     ),
     exact("echo", ("echo",), "completions; with logprobs, those of the prompt come first"),
     exact(
@@ -71,7 +72,11 @@ SUPPORTED = (
         ("best_of",),
         "completions: the n samples of the highest mean log-probability; not streamed",
     ),
-    exact("token ids in answers", ("return_token_ids",), "completions; /generate has output_ids"),
+    exact(
+        "token ids in answers",
+        ("return_token_ids",),
+        "completions and chat; /generate has output_ids",
+    ),
     exact("presence_penalty", ("presence_penalty",), "history counts drafts before a position"),
     exact("frequency_penalty", ("frequency_penalty",), "as presence_penalty"),
     exact("repetition_penalty", ("repetition_penalty",), "as presence_penalty, prompt included"),

@@ -19,6 +19,7 @@ from .completions import refuse_stream_options
 from .errors import HttpError
 from .logprobs import ChatLogprobs, chat_logprobs
 from .models import check_model
+from .prompt_part import PromptLogprobs, ids_of, prompt_logprobs, scored_prompt
 from .sampling import OpenAIRequest, openai_error, openai_params, request_ids
 from .state import ServerState
 from .streams import event, stream_response, until_disconnect
@@ -48,6 +49,8 @@ class ChatRequest(OpenAIRequest, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,13 +68,14 @@ class MessageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer."""
+    """One answer; ``token_ids`` only where they were asked for."""
 
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "abort"] | None
     matched_stop: int | str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,10 +86,14 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: Literal["stop", "length", "abort"] | None = None
     matched_stop: int | str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer that is not streamed. ``simulated``: its accept lengths were forced."""
+    """The answer that is not streamed. ``simulated``: its accept lengths were forced.
+
+    ``prompt_logprobs`` and ``prompt_token_ids``, of the rendered prompt, only if asked for.
+    """
 
     id: str
     object: str
@@ -93,11 +101,13 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     simulated: bool = False
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One chunk of a streamed answer."""
+    """One chunk of a streamed answer; ``prompt_token_ids`` come with the first one."""
 
     id: str
     object: str
@@ -105,6 +115,7 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     simulated: bool = False
 
 
@@ -123,6 +134,9 @@ async def chat_completions(request: Request) -> Response:
 
 async def _item(body: ChatRequest, service: AsyncService, state: ServerState) -> GenerateItem:
     refuse_stream_options(body)
+    if body.prompt_logprobs is not None and body.stream:
+        reason = "are not streamed; leave stream out"
+        raise HttpError(400, f"prompt_logprobs: {reason}", param="prompt_logprobs")
     if not body.messages:
         raise HttpError(400, "messages: is empty; send at least one message", param="messages")
     asked = _asked_tokens(body)
@@ -139,7 +153,7 @@ async def _item(body: ChatRequest, service: AsyncService, state: ServerState) ->
     )
     return GenerateItem(
         prompt=prompt,
-        params=params,
+        params=msgspec.structs.replace(params, prompt_logprobs=body.prompt_logprobs),
         rid=request_ids(body.rid, 1, "chatcmpl-")[0],
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
@@ -204,6 +218,8 @@ class _Job:
         self._created = int(time.time())
         self._n = item.params.n
         self._logprobs = body.logprobs is True
+        self._prompt_top = body.prompt_logprobs
+        self._ids = body.return_token_ids is True
         self._usage = UsageCounter(1, self._n)
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
@@ -214,13 +230,16 @@ class _Job:
     async def whole(self) -> ChatCompletion:
         """The answer that is not streamed."""
         deltas = [delta async for delta in self._deltas(stream=False)]
+        sequences = collect(deltas, self._n)
         return ChatCompletion(
             id=self._item.rid or "",
             object="chat.completion",
             created=self._created,
             model=self._model,
-            choices=[self._choice(sequence) for sequence in collect(deltas, self._n)],
+            choices=[self._choice(sequence) for sequence in sequences],
             usage=self._usage.total(),
+            prompt_logprobs=self._scores(sequences[0]),
+            prompt_token_ids=ids_of(self._item) if self._ids else msgspec.UNSET,
             simulated=self._service.info.simulated,
         )
 
@@ -232,8 +251,9 @@ class _Job:
                 if delta.index not in started:
                     started.add(delta.index)
                     role = MessageDelta(role="assistant", content="")
-                    yield self._chunk([ChunkChoice(index=delta.index, delta=role)])
-                if delta.text or delta.finish is not None or self._logprobs:
+                    choice = ChunkChoice(index=delta.index, delta=role)
+                    yield self._chunk([choice], first=len(started) == 1)
+                if delta.text or delta.finish is not None or self._logprobs or self._ids:
                     yield self._chunk([self._chunk_choice(delta)])
         if self._include_usage:
             yield self._chunk([], last=True)
@@ -257,6 +277,7 @@ class _Job:
             logprobs=self._chat_logprobs(sequence.deltas),
             finish_reason=finish.kind if finish is not None else None,
             matched_stop=matched_stop(finish),
+            token_ids=sequence.tokens if self._ids else msgspec.UNSET,
         )
 
     def _chunk_choice(self, delta: Delta) -> ChunkChoice:
@@ -266,7 +287,14 @@ class _Job:
             logprobs=self._chat_logprobs([delta]),
             finish_reason=delta.finish.kind if delta.finish is not None else None,
             matched_stop=matched_stop(delta.finish),
+            token_ids=delta.tokens if self._ids else msgspec.UNSET,
         )
+
+    def _scores(self, sequence: Collected) -> PromptLogprobs | msgspec.UnsetType:
+        if self._prompt_top is None:
+            return msgspec.UNSET
+        scored = scored_prompt(self._item, sequence.deltas[0].prompt_logprobs)
+        return prompt_logprobs(scored, self._service.tokenizer, self._prompt_top)
 
     def _chat_logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
         if not self._logprobs:
@@ -274,7 +302,9 @@ class _Job:
         entries = [entry for delta in deltas for entry in delta.logprobs]
         return chat_logprobs(entries, self._service.tokenizer)
 
-    def _chunk(self, choices: list[ChunkChoice], last: bool = False) -> bytes:
+    def _chunk(
+        self, choices: list[ChunkChoice], first: bool = False, last: bool = False
+    ) -> bytes:
         usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
         if last or self._continuous:
             usage = self._usage.total()
@@ -288,6 +318,7 @@ class _Job:
                 model=self._model,
                 choices=choices,
                 usage=usage,
+                prompt_token_ids=ids_of(self._item) if first and self._ids else msgspec.UNSET,
                 simulated=self._service.info.simulated,
             )
         )

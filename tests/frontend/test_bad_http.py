@@ -129,6 +129,8 @@ BODIES: list[tuple[str, object, int, str]] = [
     (CHAT, {"messages": [MESSAGE], "tools": [{"type": "function"}]}, 400, "tools"),
     (CHAT, {"messages": [MESSAGE], "top_logprobs": 2}, 400, "top_logprobs"),
     (CHAT, {"messages": [MESSAGE], "max_tokens": 0}, 400, "max_tokens"),
+    (CHAT, {"messages": [MESSAGE], "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
+    (CHAT, {"messages": [MESSAGE], "return_token_ids": 1}, 400, "return_token_ids"),
     (CHAT, {"messages": [MESSAGE], "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_comp"),
     (
         CHAT,
