@@ -46,13 +46,21 @@ class ChatTemplate:
                 Refused("chat_template", f"the model's template does not compile: {error}")
             ) from error
 
-    def render(self, messages: Sequence[dict[str, object]], add_generation_prompt: bool) -> str:
-        """Prompt text. Raises RefusedError when the template refuses the messages."""
+    def render(
+        self,
+        messages: Sequence[dict[str, object]],
+        add_generation_prompt: bool,
+        tools: Sequence[dict[str, object]] | None = None,
+    ) -> str:
+        """Prompt text; ``tools`` as OpenAI's objects.
+
+        Raises RefusedError when the template refuses the messages.
+        """
         try:
             return self._template.render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=tools,
                 documents=None,
                 **self._special_tokens,
             )

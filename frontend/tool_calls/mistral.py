@@ -9,6 +9,7 @@ from .reader import Reader, Steps
 
 MARKER: Final = "[TOOL_CALLS]"
 ARGUMENTS: Final = "[ARGS]"  # between name and arguments, from the thirteenth tokenizer on
+TAG: Final = (f'{MARKER} [{{"name": "', '", "arguments": ', "}]")
 _NAME: Final = re.compile("[A-Za-z0-9_.-]*")
 
 

@@ -39,7 +39,9 @@ class CallFormat(NamedTuple):
 FORMATS: Final = {
     "hermes": CallFormat(hermes.hermes, (hermes.BEGIN, hermes.END), tag=hermes.TAG),
     "llama3_json": CallFormat(llama3_json.llama3_json, (llama3_json.MARKER,)),
-    "mistral": CallFormat(mistral.mistral, (mistral.MARKER, mistral.ARGUMENTS), mistral_id),
+    "mistral": CallFormat(
+        mistral.mistral, (mistral.MARKER, mistral.ARGUMENTS), mistral_id, mistral.TAG
+    ),
     "pythonic": CallFormat(pythonic.pythonic, (pythonic.BEGIN, pythonic.END)),
 }
 

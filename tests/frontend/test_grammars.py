@@ -94,7 +94,7 @@ def test_what_asks_for_nothing_is_no_grammar(fields: dict[str, object]) -> None:
         ({"regex": "a" * (MAX_GRAMMAR_BYTES + 1)}, "regex", str(MAX_GRAMMAR_BYTES)),
         ({"ebnf": "nothing"}, "ebnf", "GBNF or Lark"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs", "unknown"),
-        ({"structural_tag": "x"}, "structural_tag", "write the tags into ebnf"),
+        ({"structural_tag": "x"}, "structural_tag", "triggered_tags"),
         ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "llguidance"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "x-guidance"),
     ],
