@@ -11,7 +11,7 @@ from .reader import Reader, Steps
 
 BEGIN: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
-_NAME: Final = re.compile("[A-Za-z0-9_.]*")
+_NAME: Final = re.compile("[A-Za-z0-9_.-]*")
 _PLAIN: Final = re.compile(r"[\w\s.,:=-]*")  # of arguments outside strings and brackets
 _CLOSER: Final = {"(": ")", "[": "]", "{": "}"}
 _MAX_DEPTH: Final = 100
