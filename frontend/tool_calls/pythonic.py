@@ -12,7 +12,8 @@ from .reader import Reader, Steps
 BEGIN: Final = "<|python_start|>"
 END: Final = "<|python_end|>"
 _NAME: Final = re.compile("[A-Za-z0-9_.-]*")
-_PLAIN: Final = re.compile(r"[\w\s.,:=-]*")  # of arguments outside strings and brackets
+# Of arguments outside strings and brackets: a plus sign in exponents alone.
+_PLAIN: Final = re.compile(r"(?:[\w\s.,:=-]|(?<=[eE])\+)*")
 _CLOSER: Final = {"(": ")", "[": "]", "{": "}"}
 _MAX_DEPTH: Final = 100
 _NAMED: Final = {"true": True, "false": False, "null": None}  # as JSON would write them

