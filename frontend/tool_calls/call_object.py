@@ -90,16 +90,16 @@ def _object(reader: Reader) -> Steps[str | None]:
     """Read an object and return its text."""
     if (yield from reader.peek()) != "{":
         return None
-    start = len(reader.pending)
-    return reader.pending[start:] if (yield from json_value(reader)) else None
+    start = reader.held
+    return reader.pending(start) if (yield from json_value(reader)) else None
 
 
 def _text(reader: Reader) -> Steps[str | None]:
     """Read a string and return what it says."""
-    start = len(reader.pending)
+    start = reader.held
     if not (yield from json_string(reader)):
         return None
     try:
-        return msgspec.json.decode(reader.pending[start:], type=str)
+        return msgspec.json.decode(reader.pending(start), type=str)
     except msgspec.DecodeError:  # half a surrogate pair
         return None

@@ -20,9 +20,9 @@ def mistral(reader: Reader, names: Collection[str]) -> Steps[None]:
         if (yield from reader.accept("[")):
             yield from call_array(reader, names)
             continue
-        start = len(reader.pending)
+        start = reader.held
         yield from reader.run(_NAME)
-        name = reader.pending[start:]
+        name = reader.pending(start)
         if name not in names:
             continue
         if (yield from reader.peek()) == "[" and not (yield from reader.literal(ARGUMENTS)):

@@ -39,13 +39,13 @@ def _calls(reader: Reader, names: Collection[str]) -> Steps[bool]:
     """Read what follows the bracket of a list, and its end."""
     while True:
         yield from reader.spaces()
-        start = len(reader.pending)
+        start = reader.held
         yield from reader.run(_NAME)
-        name = reader.pending[start:]
-        start = len(reader.pending)
+        name = reader.pending(start)
+        start = reader.held
         if reader.full or name not in names or not (yield from _bracket(reader)):
             return False
-        arguments = _as_json(reader.pending[start:])
+        arguments = _as_json(reader.pending(start))
         if arguments is None:
             return False
         reader.begin(name)

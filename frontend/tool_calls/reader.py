@@ -48,9 +48,10 @@ class Reader:
 
     def __init__(self, limit: int | None = None) -> None:
         """``limit``: so many calls are found, what follows them is text."""
-        self._text = ""
-        self._room = limit
+        self._text = ""  # pending from _given to _read
+        self._given = 0
         self._read = 0
+        self._room = limit
         self._ended = False
         self._streams = False  # what is pending belongs to arguments
         self._behind_call = False  # nothing but white space was pending since a call
@@ -59,7 +60,9 @@ class Reader:
 
     def add(self, text: str) -> None:
         """More text has come."""
-        self._text += text
+        self._text = self._text[self._given :] + text
+        self._read -= self._given
+        self._given = 0
 
     def end(self) -> None:
         """All text has come."""
@@ -78,9 +81,13 @@ class Reader:
         return self._room == 0
 
     @property
-    def pending(self) -> str:
-        """What was read and not given out."""
-        return self._text[: self._read]
+    def held(self) -> int:
+        """How many characters are pending."""
+        return self._read - self._given
+
+    def pending(self, start: int = 0) -> str:
+        """What is pending, from its character ``start`` on."""
+        return self._text[self._given + start : self._read]
 
     def peek(self) -> Steps[str]:
         """The next character, empty at the end of the text."""
@@ -131,14 +138,13 @@ class Reader:
                 self._give_text(found)
                 self._read += len(marker)
                 return True
-            rest = self._text[self._read :]
             if self._ended:
                 self._read = len(self._text)
-                if not (self._behind_call and not self._text.strip(SPACES)):
-                    self._give(Text(self._text))
+                if not self._behind_call or self.pending().strip(SPACES):
+                    self._give(Text(self.pending()))
                 self.drop()
                 return False
-            self._give_text(len(self._text) - begun_length(rest, marker))
+            self._give_text(len(self._text) - begun_length(self._text[self._read :], marker))
             yield
 
     def begin(self, name: str) -> None:
@@ -161,21 +167,20 @@ class Reader:
 
     def drop(self) -> None:
         """What is pending is syntax."""
-        self._text = self._text[self._read :]
-        self._read = 0
+        self._given = self._read
 
     def _flow(self) -> None:
-        self._give(Arguments(self.pending))
+        self._give(Arguments(self.pending()))
         self.drop()
 
     def _give_text(self, end: int) -> None:
         """Give out the text before ``end`` but the white space at its end; read up to there."""
-        text = self._text[:end].rstrip(SPACES)
+        self._read = end
+        text = self.pending().rstrip(SPACES)
         if text:
             self._give(Text(text))
             self._behind_call = False
-        self._text = self._text[len(text) :]
-        self._read = end - len(text)
+        self._given += len(text)
 
     def _give(self, piece: Text | Arguments) -> None:
         if piece.text:

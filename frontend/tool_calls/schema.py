@@ -12,6 +12,7 @@ from .parser import CallFormat
 
 Schema = dict[str, object]
 _NONE: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
+_GUIDANCE: Final = "x-guidance"
 # What a generator of schemas puts at the top, and what would say another place is the top.
 _LABELS: Final = ("$schema", "$id")
 
@@ -24,11 +25,14 @@ def arguments_schema(function: Function) -> str:
 def calls_schema(functions: Mapping[str, Function], limit: int | None) -> str:
     """The schema of an array of one call or more, of any of the functions. Raises RefusedError."""
     calls: list[Schema] = []
+    guidance: Schema = {}
     for position, function in enumerate(functions.values()):
         place = f"/items/anyOf/{position}/properties/arguments"
+        parameters = _parameters(function)
+        _merge(guidance, parameters.pop(_GUIDANCE, {}), function.name)
         properties = {
             "name": {"const": function.name},
-            "arguments": _moved(_parameters(function), place),
+            "arguments": _moved(parameters, place),
         }
         calls.append(
             {
@@ -41,6 +45,8 @@ def calls_schema(functions: Mapping[str, Function], limit: int | None) -> str:
     schema: Schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if limit is not None:
         schema["maxItems"] = limit
+    if guidance:
+        schema[_GUIDANCE] = guidance
     return msgspec.json.encode(schema).decode()
 
 
@@ -61,6 +67,22 @@ def strict_tags(functions: Mapping[str, Function], style: CallFormat) -> str:
     ]
     tag = {"triggers": [style.markers[0]], "structures": structures}
     return msgspec.json.encode(tag).decode()
+
+
+def _merge(guidance: Schema, added: object, name: str) -> None:
+    """Add what one function's schema says of all JSON, which stands at the top of a schema alone.
+
+    Raises RefusedError where two functions disagree.
+    """
+    if not isinstance(added, dict):
+        raise RefusedError(Refused("tools", f'"{_GUIDANCE}" of {name} must be an object'))
+    for key, value in added.items():
+        if guidance.setdefault(key, value) != value:
+            reason = (
+                f'{key} in "{_GUIDANCE}" of {name} is another than that of a function before it; '
+                "with tool_choice required it holds for all, so give them the same"
+            )
+            raise RefusedError(Refused("tools", reason))
 
 
 def _parameters(function: Function) -> Schema:

@@ -18,7 +18,7 @@ from outrider.frontend.tool_calls.reader import Arguments, CallStart, Piece, Tex
 
 from .test_detokenizer import CUTS, LENGTH, TOKENIZER, split, stopped
 
-COMMON = settings(derandomize=True, deadline=None, max_examples=200)
+COMMON = settings(derandomize=True, deadline=None, max_examples=130)
 NAMES = ("f", "get_weather", "a.b-c")
 PARSES: dict[str, Parse] = {name: form.parse for name, form in FORMATS.items()} | {
     "named": named_call,
@@ -219,7 +219,7 @@ def test_calls_are_found_whole_and_in_any_split(name: str) -> None:
         absent = absent | {"arguments before the name"}
     if name == "pythonic":
         absent = absent | {"escape"}  # its JSON is made here
-    assert {what for what, count in reached.items() if count < 5} <= absent, reached
+    assert {what for what, count in reached.items() if count < 3} <= absent, reached
 
 
 FRAGMENTS = (
@@ -307,14 +307,14 @@ def test_a_cut_answer_keeps_what_there_is(name: str) -> None:
         "pythonic": {"in the arguments"},
         "named": {"in the head", "behind a call"},
     }.get(name, set())
-    assert {what for what, count in reached.items() if count < 5} <= absent, reached
+    assert {what for what, count in reached.items() if count < 3} <= absent, reached
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_behind_the_detokenizer_and_its_stop_strings(name: str) -> None:
     reached: Counter[str] = Counter()
 
-    @settings(COMMON, max_examples=200)
+    @settings(COMMON, max_examples=80)
     @given(
         case=CASES[name],
         stop=st.sampled_from([*MARKERS[name], "}", '"x"', "🙂", "ll", "\n", "never"]),
@@ -339,7 +339,7 @@ def test_behind_the_detokenizer_and_its_stop_strings(name: str) -> None:
         reached["stopped within a call"] += matched is not None and "{" in text
 
     check()
-    assert min(reached.values()) >= 10, reached
+    assert min(reached.values()) >= 5, reached
 
 
 @pytest.mark.parametrize(
