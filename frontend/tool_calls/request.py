@@ -51,6 +51,7 @@ def tool_use(
     limit = 1 if parallel is False else None
     style = None if parser is None else FORMATS[parser]
     new_id = call_id if style is None else style.new_id
+    grammar: GrammarSpec | None
     if isinstance(choice, NamedTool):
         name = choice.function.name
         if name not in functions:
@@ -67,8 +68,9 @@ def tool_use(
             "model writes calls; required, none and a named function work without"
         )
         raise RefusedError(Refused("tool_choice", reason))
+    grammar = _strict(functions, style, limit)
     machine = _machine(style.parse, functions, limit)
-    return ToolUse(shown, _strict(functions, style), machine, new_id, markers=style.markers)
+    return ToolUse(shown, grammar, machine, new_id, markers=style.markers)
 
 
 def with_tools(params: SamplingParams, use: ToolUse, tokenizer: Tokenizer) -> SamplingParams:
@@ -115,7 +117,9 @@ def _shown(tool: Tool) -> dict[str, object]:
     return {"type": tool.type, "function": msgspec.to_builtins(function)}
 
 
-def _strict(functions: dict[str, Function], style: CallFormat) -> GrammarSpec | None:
+def _strict(
+    functions: dict[str, Function], style: CallFormat, limit: int | None
+) -> GrammarSpec | None:
     """What holds calls to their schemas if any function asks for that. Raises RefusedError."""
     if not any(function.strict for function in functions.values()):
         return None
@@ -125,4 +129,4 @@ def _strict(functions: dict[str, Function], style: CallFormat) -> GrammarSpec | 
             "leave strict out, or set tool_choice to required or a function"
         )
         raise RefusedError(Refused("tools", reason))
-    return GrammarSpec("structural_tag", strict_tags(functions, style), "tools")
+    return GrammarSpec("structural_tag", strict_tags(functions, style, limit), "tools")

@@ -7,6 +7,7 @@ import msgspec
 
 from ...engine_core.grammar_keywords import subschemas
 from ...engine_core.refusal import Refused, RefusedError
+from ...engine_core.structural_tag import StructuralTag, TagStructure
 from .declared import Function
 from .parser import CallFormat
 
@@ -50,22 +51,28 @@ def calls_schema(functions: Mapping[str, Function], limit: int | None) -> str:
     return msgspec.json.encode(schema).decode()
 
 
-def strict_tags(functions: Mapping[str, Function], style: CallFormat) -> str:
+def strict_tags(functions: Mapping[str, Function], style: CallFormat, limit: int | None) -> str:
     """A structural tag for calls in free text; those of functions that are not strict are JSON.
+
+    With a ``limit``, which is one call, nothing follows that.
 
     Raises RefusedError.
     """
     assert style.tag is not None
     before, between, behind = style.tag
     structures = [
-        {
-            "begin": before + function.name + between,
-            "schema": _parameters(function) if function.strict else {"type": "object"},
-            "end": behind,
-        }
+        TagStructure(
+            begin=before + function.name + between,
+            schema=_parameters(function) if function.strict else {"type": "object"},
+            end=behind,
+        )
         for function in functions.values()
     ]
-    tag = {"triggers": [style.markers[0]], "structures": structures}
+    tag = StructuralTag(
+        structures=structures,
+        triggers=[style.markers[0]],
+        stop_after_first=limit is not None,
+    )
     return msgspec.json.encode(tag).decode()
 
 

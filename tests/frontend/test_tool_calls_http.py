@@ -243,6 +243,11 @@ def test_strict_functions_in_free_text(server: LiveServer) -> None:
     loose, strict = json.loads(grammar.text)["structures"]
     assert loose["schema"] == {"type": "object"}
     assert strict["schema"]["additionalProperties"] is False
+    assert not json.loads(grammar.text)["stop_after_first"]
+    choice(server, said(CALLED, tools=tools, parallel_tool_calls=False))
+    grammar = arrived(server)[1].grammar
+    assert grammar is not None
+    assert json.loads(grammar.text)["stop_after_first"]
 
 
 def test_markers_that_are_special_tokens_stay_visible(folder: Path, tmp_path: Path) -> None:
