@@ -13,6 +13,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple, final
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from .available_cores import available_cores
@@ -49,6 +50,17 @@ class _Kept:
     refused: Refused | None
     turn: int = 0
     open: int = 0
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Added(msgspec.Struct):
+    """Of a tokenizer.json, the tokens beside the vocabulary that was learnt."""
+
+    added_tokens: list[_AddedToken] = []
 
 
 @final
@@ -180,12 +192,27 @@ class GrammarCompiler:
         except ValueError as error:
             reason = f"structured output does not know this tokenizer ({error}); leave it out"
             return Refused(spec.field, reason, 501)
+        if spec.kind == "structural_tag":
+            grammar = llguidance_grammar(spec, self._special_tokens(tokenizer))
+            if isinstance(grammar, Refused):
+                return grammar
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # a grammar that nothing matches shows itself here
         if matcher.is_error():
             return grammar_refusal(spec, matcher.get_error())
         return matcher
+
+    def _special_tokens(self, tokenizer: LLTokenizer) -> dict[str, int]:
+        """Ids of the tokens that llguidance makes no text of, but for those that end the output."""
+        added = msgspec.json.decode(self._path.read_bytes(), type=_Added).added_tokens
+        return {
+            token.content: token.id
+            for token in added
+            if token.id < self.vocab_size
+            and token.id not in self.eos_ids
+            and tokenizer.is_special_token(token.id)
+        }
 
     def _load_tokenizer(self) -> LLTokenizer:
         """Raises ValueError for one that llguidance cannot read."""
