@@ -7,7 +7,7 @@ are random tokens; the model may be one of random weights, whose text is random 
 grammar, legal: every text of a timed turn is checked by a matcher of its own (``legal``). The
 tokenizer is made (``wide_tokenizer.py``) unless the model's folder has one.
 
-- ``plain``: no drafts. Rows write endless arrays of what the schemas of
+- ``plain``: no drafts, nor what grammars force. Rows write endless arrays of what the schemas of
   benchmarks/prompts/schema_prompts.jsonl say, row i of schema i mod 12.
 - ``drafts``: steps that wait for the host's drafts as NGRAM's do, a chain of ``--drafts`` random
   tokens of letters for every row. Rows write endless arrays of strings, where letters are legal,
@@ -264,7 +264,10 @@ class Bench:
                 grammar=spec,
             )
             prompt = rng.integers(8, self.vocab_size, self._args.context, dtype=np.int32)
-            refused = core.submit(GenerateRequest(str(i), prompt.tobytes(), params))
+            drafts = case.mode != "plain"  # where nothing may be drafted, not even what is forced
+            refused = core.submit(
+                GenerateRequest(str(i), prompt.tobytes(), params, speculative=drafts)
+            )
             if refused is not None:
                 raise RuntimeError(f"a request was refused: {refused.field}: {refused.reason}")
         for _ in range(2 * entry_steps(self._args)):
