@@ -140,6 +140,12 @@ def _bad_words(known: Known) -> list[Ask]:
     ]
 
 
+def _choices(known: Known) -> list[Ask]:
+    """One is what greedy decoding writes for a prompt, so that drafters know it."""
+    written = sorted({known.text(output[:20]) for output in known.greedy})
+    return grammar("guided_choice", [*written, *CHOICES], "guided_choice")(known)
+
+
 def _structured(known: Known) -> list[Ask]:
     asked: list[dict[str, object]] = [
         {"json": SCHEMA},
@@ -220,7 +226,7 @@ ROWS = (
     Row("json_object", grammar("guided_json_object", True, "guided_json_object")),
     Row("regex", grammar("regex", REGEX, "guided_regex")),
     Row("ebnf", grammar("ebnf", GBNF, "guided_grammar")),
-    Row("choice", grammar("guided_choice", CHOICES, "guided_choice")),
+    Row("choice", _choices),
     Row("structured_outputs", _structured),
     Row("response_format", _formats),
     Row("streaming", outputs.streams, frozenset(("stream",))),
