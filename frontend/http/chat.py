@@ -302,9 +302,7 @@ class _Job:
         entries = [entry for delta in deltas for entry in delta.logprobs]
         return chat_logprobs(entries, self._service.tokenizer)
 
-    def _chunk(
-        self, choices: list[ChunkChoice], first: bool = False, last: bool = False
-    ) -> bytes:
+    def _chunk(self, choices: list[ChunkChoice], first: bool = False, last: bool = False) -> bytes:
         usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
         if last or self._continuous:
             usage = self._usage.total()
