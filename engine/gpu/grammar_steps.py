@@ -5,6 +5,7 @@ stand where the latest collected result left them, so a step's masks are made wh
 it was collected; until then its segment A waits.
 """
 
+import time
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +15,9 @@ from ...engine_core.grammar_compiler import GrammarCompiler
 from ...engine_core.ids import I32
 from ...engine_core.plan import HostDrafts, StepPlan
 from ...engine_core.refusal import Refused
+from ...kernels.logit_masks import DEAD, FREE
 from ..sampling.slot_grammars import RowTokens, SiftedDrafts, SlotGrammars
-from .device_step import LaidOut
+from .device_step import LaidOut, StepMasks
 from .marks import Mark, new_mark
 from .packer import Packed
 from .pinned_ring import PinnedRing
@@ -34,14 +36,25 @@ class RowsToCome(NamedTuple):
     done: Mark
 
 
+class MaskWait(NamedTuple):
+    """Segment A's wait for masks by the device's clock: from the end of F to their copy."""
+
+    begin: Mark
+    end: Mark
+
+
 class GrammarSteps:
-    """The grammars of a GPU's slots. ``device``: the GPU's, or a CPU's in Triton's interpreter."""
+    """The grammars of a GPU's slots. ``device``: the GPU's, or a CPU's in Triton's interpreter.
+
+    For reports: ``mask_nodes`` had masks so far, which took the host ``mask_ns``.
+    """
 
     def __init__(self, compiler: GrammarCompiler, device: torch.device) -> None:
         self._grammars = SlotGrammars(compiler)
         self._device = device
         self._rows = PinnedRing(device.type == "cuda")
         self._masks = PinnedRing(device.type == "cuda")
+        self.mask_ns = self.mask_nodes = 0
 
     def enter(self, plan: StepPlan) -> None:
         """Requests enter their slots, whose last steps are collected."""
@@ -70,9 +83,16 @@ class GrammarSteps:
         rows = places.astype(np.int32)
         return RowsToCome(host, len(staging.slots), len(batch.input_ids), rows, done)
 
-    def fill(self, masks: torch.Tensor, packed: Packed, come: RowsToCome) -> None:
-        """Write the step's masks into ``masks`` int32[N, W] on the device; all else is allowed."""
+    def wait(self) -> MaskWait:
+        """The wait for masks that begins behind what was enqueued so far."""
+        begin = new_mark(self._device)
+        begin.record()
+        return MaskWait(begin, new_mark(self._device))
+
+    def fill(self, masks: StepMasks, packed: Packed, come: RowsToCome, wait: MaskWait) -> None:
+        """Write the step's masks to the device; ``wait`` ends with the host's part."""
         come.done.synchronize()
+        began = time.perf_counter_ns()
         edge = come.rows + 1
         planned = (len(come.host) - come.tokens - 2 * edge,)
         tokens, parents, cu_q, node_cu = np.split(
@@ -80,17 +100,24 @@ class GrammarSteps:
         )
         first, last = come.places, come.places + 1
         rows = RowTokens(cu_q[first], cu_q[last], node_cu[first], node_cu[last], tokens, parents)
-        found = self._grammars.masks(packed.slots, packed.kinds.tobytes(), rows)
-        count, size = found.bits.shape
-        masks.fill_(-1)
-        masks[:, -1] = 0
-        if not count:
-            return
-        host = self._masks.take(count * (1 + size))
-        host[:count] = torch.from_numpy(found.nodes)
-        host[count:] = torch.from_numpy(found.bits).flatten()
-        block = host.to(self._device, non_blocking=True)
-        masks.index_copy_(0, block[:count].long(), block[count:].view(count, size))
+        nodes = len(masks.places)
+        host: torch.Tensor
+
+        def new_block(count: int, words: int) -> I32:
+            """Behind the places: one copy takes both."""
+            nonlocal host
+            host = self._masks.take(len(masks.block))[: nodes + count * words]
+            made: I32 = host[nodes:].view(count, words).numpy()
+            return made
+
+        found = self._grammars.masks(packed.slots, packed.kinds.tobytes(), rows, new_block)
+        places = host[:nodes].numpy()
+        places.fill(FREE)
+        places[found.nodes] = np.where(found.dead, DEAD, np.arange(len(found.nodes)))
+        self.mask_ns += time.perf_counter_ns() - began
+        self.mask_nodes += len(found.nodes)
+        wait.end.record()
+        masks.block[: len(host)].copy_(host, non_blocking=True)
 
     def advance(self, packed: Packed, lens: I32, emitted: I32) -> None:
         """Move over what a collected step's rows emitted: int32[R], and their tokens joined."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 
-from .device_step import DeviceStep, Forwarded, LaidOut, StepShape
+from .device_step import DeviceStep, Forwarded, LaidOut, StepMasks, StepShape
 from .staging import StagingShape, StagingViews, field_lengths, split_device
 from .tier_shapes import tier_shape, tier_staging
 from .tiers import Tier
@@ -30,13 +30,13 @@ class Recorded(Protocol):
 class LaterParts:
     """Segments F and A of a step whose masks the host makes in between, from what D ``laid`` out.
 
-    ``masks`` int32[N, W]: what A reads, see ``kernels/logit_masks``.
+    ``masks``: what A reads.
     """
 
     forward: Recorded
     finish: Recorded
     laid: Callable[[], LaidOut]
-    masks: torch.Tensor
+    masks: StepMasks
 
 
 @dataclass(frozen=True, slots=True)

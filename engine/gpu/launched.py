@@ -8,6 +8,7 @@ import torch
 from ...engine_core.ids import I32, I64, i32
 from ...engine_core.plan import HostDrafts, RowLogprobs, StepPlan
 from .device_step import DeviceStep
+from .grammar_steps import MaskWait
 from .marks import Mark
 from .packer import Packed
 
@@ -29,7 +30,7 @@ class Launched:
     """A step on its way; its result is complete once ``done`` has passed.
 
     ``out``: its output on the host; ``verified``: its query tokens at most; ``illegal`` and
-    ``forced``: see StepResult; for the others see Output.
+    ``forced``: see StepResult; ``mask_wait``: of steps with grammars; for the others see Output.
     """
 
     plan: StepPlan
@@ -47,6 +48,13 @@ class Launched:
     verified: int
     illegal: int = 0
     forced: int = 0
+    mask_wait: MaskWait | None = None
+
+    def mask_wait_ns(self) -> int:
+        """For how long the device stood and waited for masks; the end must have passed."""
+        if self.mask_wait is None:
+            return 0
+        return int(self.mask_wait.begin.elapsed_time(self.mask_wait.end) * 1e6)
 
 
 class Answer(NamedTuple):

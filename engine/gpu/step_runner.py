@@ -14,8 +14,8 @@ from ..row_errors import row_error
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
 from ..sampling.prompt_scores import Piece, score_prompts
-from .device_step import Choice, DeviceStep
-from .grammar_steps import GrammarSteps, RowsToCome
+from .device_step import Choice, DeviceStep, StepMasks
+from .grammar_steps import GrammarSteps, MaskWait, RowsToCome
 from .graphs import StepGraphs
 from .launched import Launched, Output, read_answer
 from .marks import Mark, new_mark
@@ -44,10 +44,14 @@ _NO_SCORES = Scored(_NO_LOGPROBS, _NO_LOGPROBS)
 
 
 class Started(NamedTuple):
-    """A step whose target runs. ``finish`` enqueues the rest, once, and gives log-probabilities."""
+    """A step whose target runs. ``finish`` enqueues the rest, once, and gives log-probabilities.
+
+    ``mask_wait``: between the two, where grammars make masks.
+    """
 
     output: Output
     finish: Callable[[], Scored]
+    mask_wait: MaskWait | None = None
 
 
 class GpuStepRunner:
@@ -55,7 +59,8 @@ class GpuStepRunner:
 
     For reports: ``decode_steps`` (of verify rows alone), ``prefill_steps`` (all others) and those
     of either that replayed a graph count what was launched; ``gap_ns`` is the time between one
-    step's end and the next one's begin on the device.
+    step's end and the next one's begin on the device, ``mask_wait_ns`` that within steps where it
+    waited for grammars' masks.
     ``wait`` waits until the device has passed a step's end. ``aligns``: a budget takes what its
     graph would be padded with. ``grammars``: of the slots' requests; a step with such rows ends
     when the one before was collected.
@@ -82,7 +87,7 @@ class GpuStepRunner:
         pinned = device.type == "cuda"
         self._inputs, self._outputs = PinnedRing(pinned), PinnedRing(pinned)
         self.decode_steps = self.replays = self.prefill_steps = self.prefill_replays = 0
-        self.gap_ns = 0
+        self.gap_ns = self.mask_wait_ns = 0
         self._last_done: Mark | None = None
         self._replayed: set[Tier] = set()
         self._grammars = grammars
@@ -131,6 +136,7 @@ class GpuStepRunner:
         launched = Launched(
             plan, drafts, packed, host.numpy(), output.rows, output.width, output.places, began,
             done, (), (), wait_ns, packed.tokens if verified is None else verified, illegal, forced,
+            started.mask_wait,
         )  # fmt: skip
 
         def finish() -> None:
@@ -167,6 +173,8 @@ class GpuStepRunner:
         if self._last_done is not None:
             self.gap_ns += int(self._last_done.elapsed_time(launched.began) * 1e6)
         self._last_done = launched.done
+        mask_wait_ns = launched.mask_wait_ns()
+        self.mask_wait_ns += mask_wait_ns
         packed, answer = launched.packed, read_answer(self._step, launched)
         lens, grid = answer.lens, answer.grid
         emitted = grid[np.arange(launched.width) < lens[:, None]]
@@ -184,13 +192,14 @@ class GpuStepRunner:
             logprobs=launched.logprobs,
             prompt_logprobs=launched.prompt_logprobs,
             errors=errors,
-            busy_ns=int(launched.began.elapsed_time(launched.done) * 1e6),
+            busy_ns=int(launched.began.elapsed_time(launched.done) * 1e6) - mask_wait_ns,
             batch_tokens=launched.verified,
             wait_ns=launched.wait_ns,
             confidence=answer.confidence,
             trimmed=answer.trimmed,
             illegal=launched.illegal,
             forced=launched.forced,
+            mask_wait_ns=mask_wait_ns,
         )
 
     @torch.inference_mode()
@@ -351,13 +360,14 @@ class GpuStepRunner:
             return Started(output, lambda: _NO_SCORES)
         come = grammars.fetch(later.laid(), packed, tier.rows)
         later.forward.replay()
+        wait = grammars.wait()
 
         def finish() -> Scored:
-            grammars.fill(later.masks, packed, come)
+            grammars.fill(later.masks, packed, come, wait)
             later.finish.replay()
             return _NO_SCORES
 
-        return Started(output, finish)
+        return Started(output, finish, wait)
 
     def _run(
         self,
@@ -385,12 +395,14 @@ class GpuStepRunner:
         if grammars is not None:
             come = grammars.fetch(laid, packed, max(0, packed.verify_rows))
         found = step.forward(laid)
+        wait = None if grammars is None or found.logits is None else grammars.wait()
 
         def finish() -> Scored:
-            masks: torch.Tensor | None = None
-            if grammars is not None and come is not None and found.logits is not None:
+            masks: StepMasks | None = None
+            if grammars is not None and come is not None and wait is not None:
+                assert found.logits is not None, "no wait without logits"
                 masks = step.new_masks(len(found.logits))
-                grammars.fill(masks, packed, come)
+                grammars.fill(masks, packed, come, wait)
             choice = step.finish(laid, found, masks)
             logprobs = scores = _NO_LOGPROBS
             if features & _LOGPROBS and step.decides:
@@ -399,7 +411,7 @@ class GpuStepRunner:
                 scores = self._scores(pieces, choice)
             return Scored(logprobs, scores)
 
-        return Started(Output(out, packed.rows, width, slice(0, packed.rows)), finish)
+        return Started(Output(out, packed.rows, width, slice(0, packed.rows)), finish, wait)
 
     def _scores(self, pieces: list[Piece], choice: Choice) -> tuple[RowLogprobs, ...]:
         """Log-probabilities of prompt tokens; rows may have been cut on the device."""

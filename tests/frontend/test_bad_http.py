@@ -113,6 +113,8 @@ BODIES: list[tuple[str, object, int, str]] = [
     (C, p(response_format={"type": "json_schema"}), 400, "response_format.json_schema.schema"),
     (C, p(response_format={"type": "text", "json_schema": {}}), 400, "response_format.json_schema"),
     (C, p(response_format={"type": "text", "schema": {}}), 400, "response_format.schema"),
+    (C, p(response_format={"type": "structural_tag"}), 400, "response_format: needs structures"),
+    (C, p(response_format={"type": "text", "triggers": []}), 400, "response_format.triggers"),
     (C, p(guided_decoding_backend="outlines"), 400, "guided_decoding_backend"),
     (C, p(echo=True, max_tokens=-1), 400, "max_tokens"),
     (C, p(echo="yes"), 400, "echo"),
