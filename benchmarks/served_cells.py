@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import served_calls as calls
 import served_outputs as outputs
 from served_answers import CHAT, GENERATE, Ask
 from served_asks import (
@@ -227,8 +228,12 @@ ROWS = (
     Row("regex", grammar("regex", REGEX, "guided_regex")),
     Row("ebnf", grammar("ebnf", GBNF, "guided_grammar")),
     Row("choice", _choices),
+    Row("structural_tag", calls.structural_tags),
     Row("structured_outputs", _structured),
     Row("response_format", _formats),
+    Row("tools", calls.tools),
+    Row("tool_choice", calls.tool_choice),
+    Row("parallel_tool_calls", calls.parallel),
     Row("streaming", outputs.streams, frozenset(("stream",))),
     Row("priority", _priorities, frozenset(("priority",))),
     Row("cache_salt", _salts, frozenset(("cache_salt",))),
@@ -253,7 +258,6 @@ LEAST = (
 
 # Values of fields that are refused; "x" for those not named.
 _VALUES: dict[str, object] = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
     "functions": [{"name": "f"}],
     "beam_width": 4,
     "prediction": {"type": "content", "content": "x"},
