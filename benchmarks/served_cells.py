@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import served_calls as calls
 import served_outputs as outputs
 from served_answers import CHAT, GENERATE, Ask
 from served_asks import (
@@ -140,6 +141,12 @@ def _bad_words(known: Known) -> list[Ask]:
     ]
 
 
+def _choices(known: Known) -> list[Ask]:
+    """One is what greedy decoding writes for a prompt, so that drafters know it."""
+    written = sorted({known.text(output[:20]) for output in known.greedy})
+    return grammar("guided_choice", [*written, *CHOICES], "guided_choice")(known)
+
+
 def _structured(known: Known) -> list[Ask]:
     asked: list[dict[str, object]] = [
         {"json": SCHEMA},
@@ -220,9 +227,13 @@ ROWS = (
     Row("json_object", grammar("guided_json_object", True, "guided_json_object")),
     Row("regex", grammar("regex", REGEX, "guided_regex")),
     Row("ebnf", grammar("ebnf", GBNF, "guided_grammar")),
-    Row("choice", grammar("guided_choice", CHOICES, "guided_choice")),
+    Row("choice", _choices),
+    Row("structural_tag", calls.structural_tags),
     Row("structured_outputs", _structured),
     Row("response_format", _formats),
+    Row("tools", calls.tools),
+    Row("tool_choice", calls.tool_choice),
+    Row("parallel_tool_calls", calls.parallel),
     Row("streaming", outputs.streams, frozenset(("stream",))),
     Row("priority", _priorities, frozenset(("priority",))),
     Row("cache_salt", _salts, frozenset(("cache_salt",))),
@@ -247,7 +258,6 @@ LEAST = (
 
 # Values of fields that are refused; "x" for those not named.
 _VALUES: dict[str, object] = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
     "functions": [{"name": "f"}],
     "beam_width": 4,
     "prediction": {"type": "content", "content": "x"},

@@ -14,8 +14,10 @@ MODEL = ROOT / "models" / "pycoder-11m"
 FLAGS = ("--device", "cpu", "--dtype", "float32", "--num-threads", "1",
          "--max-running-requests", "8", "--chunked-prefill-size", "64",
          "--enable-priority-scheduling", "--priority-preemption-threshold", "2",
+         "--tool-call-parser", "hermes",
          "--context-length", "256", "--max-total-tokens", "512")  # fmt: skip
 TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function | tojson }}\n{% endfor %}"
     "{% for message in messages %}{{ message.content }}{% endfor %}"
     "{% if add_generation_prompt %}\n{% endif %}"
 )
