@@ -13,6 +13,7 @@ from .grammar_compiler import GrammarCompiler, refuse_grammar
 from .host_drafter import HostDrafter
 from .late_drafts import DraftPolicy, LateDrafts
 from .messages import CoreStats, FlushCache, GenerateRequest, RequestOutput
+from .processor_loader import ProcessorSet, refuse_processor_calls
 from .refusal import Refused
 from .scheduler import Scheduler
 from .tail_decoder import TailDecoder
@@ -39,10 +40,11 @@ class EngineCore:
         controller: DraftPolicy | None = None,
         device_lengths: DeviceLengths | None = None,
         grammars: GrammarCompiler | None = None,
+        processors: ProcessorSet | None = None,
         trace: TraceWriter | None = None,
         check: bool | None = None,
     ) -> None:
-        """``grammars``: None where requests may have none. ``check`` None follows the environment's
+        """``grammars``, ``processors``: None where requests may have none. ``check`` None follows the environment's
         OUTRIDER_CHECK. ``device_lengths``: of a drafter that the worker runs. Raises ValueError
         unless a host drafter comes with a controller.
         """
@@ -52,6 +54,7 @@ class EngineCore:
         self.scheduler = Scheduler(config, tail=tail, policy=controller or device_lengths)
         self._worker = worker
         self._grammars = grammars
+        self._processors = processors
         self._overlap = not config.engine.disable_overlap_schedule
         self._check = os.environ.get("OUTRIDER_CHECK") == "1" if check is None else check
         self._trace = trace
@@ -81,6 +84,8 @@ class EngineCore:
     def submit(self, message: GenerateRequest) -> Refused | None:
         """Queue a request, or say why it is not served."""
         refused = refuse_grammar(message.params.grammar, self.config, self._grammars)
+        calls = message.params.logits_processors
+        refused = refused or refuse_processor_calls(calls, self._processors)
         refused = refused or self.scheduler.submit(message)
         if refused is None and self._trace is not None:
             self._trace.submit(message)

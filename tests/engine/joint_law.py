@@ -68,6 +68,9 @@ def draw(core: EngineCore, length: int, wanted: ref.Params = WARM, more: int = 0
                 logit_bias=wanted.bias,
                 bad_words_ids=wanted.bans,
                 allowed_token_ids=wanted.allowed,
+                logits_processors={}
+                if wanted.two_back is None
+                else {"two_back": {"strength": wanted.two_back}},
                 max_new_tokens=length + more,
                 seed=seed,
                 ignore_eos=True,
