@@ -330,8 +330,7 @@ class StepRunner:
 
     def _refusal(self, row: int, slot: int, work: ProcessorWork | None) -> Refused | None:
         """Why the row's request cannot go on, where a processor or its grammar is to blame."""
-        nodes = self._buffers.node_cu
-        refused = None if work is None else work.refusal(int(nodes[row]), int(nodes[row + 1]))
+        refused = None if work is None else work.refusal(row)
         if refused is not None or self._grammars is None:
             return refused
         return self._grammars.refusal(slot)

@@ -12,6 +12,12 @@ def mask_words(vocab: int) -> int:
     return -(-vocab // WORD) + 1
 
 
+def allow_all(masks: torch.Tensor) -> None:
+    """Make ``masks`` int32[N, W] forbid nothing."""
+    masks.fill_(-1)
+    masks[:, -1] = 0
+
+
 def mask_logits(logits: torch.Tensor, masks: torch.Tensor) -> None:
     """Mask float32[N, V] in place where the bits of ``masks`` int32[N, W] are 0.
 

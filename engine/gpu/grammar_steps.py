@@ -1,11 +1,8 @@
 """Masks of a step on a GPU: made on the host while the target runs, once the step before is known.
 
-Segment D's rows come to the host as it laid them out, the drafts of the device among them. Matchers
-stand where the latest collected result left them, so a step's masks are made when the step before
-it was collected; until then its segment A waits.
+Matchers stand where the latest collected result left them, so a step's masks are made when the step
+before it was collected; until then its segment A waits.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,24 +11,10 @@ from ...engine_core.grammar_compiler import GrammarCompiler
 from ...engine_core.ids import I32
 from ...engine_core.plan import HostDrafts, StepPlan
 from ...engine_core.refusal import Refused
+from ...kernels.logit_masks import allow_all
 from ..sampling.slot_grammars import RowTokens, SiftedDrafts, SlotGrammars
-from .device_step import LaidOut
-from .marks import Mark, new_mark
 from .packer import Packed
 from .pinned_ring import PinnedRing
-
-
-class RowsToCome(NamedTuple):
-    """A step's rows on their way to the host: ``host`` int32, complete once ``done`` has passed.
-
-    ``rows`` R and ``tokens`` T of the batch, of which the plan's rows have the places ``places``.
-    """
-
-    host: torch.Tensor
-    rows: int
-    tokens: int
-    places: I32
-    done: Mark
 
 
 class GrammarSteps:
@@ -40,7 +23,6 @@ class GrammarSteps:
     def __init__(self, compiler: GrammarCompiler, device: torch.device) -> None:
         self._grammars = SlotGrammars(compiler)
         self._device = device
-        self._rows = PinnedRing(device.type == "cuda")
         self._masks = PinnedRing(device.type == "cuda")
 
     def enter(self, plan: StepPlan) -> None:
@@ -55,35 +37,11 @@ class GrammarSteps:
         """The host's drafts without what grammars forbid, with what they force."""
         return self._grammars.sift(plan, drafts)
 
-    def fetch(self, laid: LaidOut, packed: Packed, behind: int) -> RowsToCome:
-        """Have segment D's rows copied to the host; ``behind``: see ``fill``."""
-        staging, batch = laid.staging, laid.batch
-        parts = batch.input_ids.int(), staging.parents, staging.cu_q, staging.node_cu
-        block = torch.cat(parts)
-        host = self._rows.take(len(block))
-        host.copy_(block, non_blocking=True)
-        done = new_mark(self._device)
-        done.record()
-        places = packed.places(behind)
-        if isinstance(places, slice):
-            places = np.arange(packed.rows)
-        rows = places.astype(np.int32)
-        return RowsToCome(host, len(staging.slots), len(batch.input_ids), rows, done)
-
-    def fill(self, masks: torch.Tensor, packed: Packed, come: RowsToCome) -> None:
+    def fill(self, masks: torch.Tensor, packed: Packed, rows: RowTokens) -> None:
         """Write the step's masks into ``masks`` int32[N, W] on the device; all else is allowed."""
-        come.done.synchronize()
-        edge = come.rows + 1
-        planned = (len(come.host) - come.tokens - 2 * edge,)
-        tokens, parents, cu_q, node_cu = np.split(
-            come.host.numpy(), np.cumsum((come.tokens, *planned, edge))
-        )
-        first, last = come.places, come.places + 1
-        rows = RowTokens(cu_q[first], cu_q[last], node_cu[first], node_cu[last], tokens, parents)
         found = self._grammars.masks(packed.slots, packed.kinds.tobytes(), rows)
         count, size = found.bits.shape
-        masks.fill_(-1)
-        masks[:, -1] = 0
+        allow_all(masks)
         if not count:
             return
         host = self._masks.take(count * (1 + size))

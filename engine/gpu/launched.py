@@ -7,6 +7,7 @@ import torch
 
 from ...engine_core.ids import I32, I64, i32
 from ...engine_core.plan import HostDrafts, RowLogprobs, StepPlan
+from ..sampling.slot_processors import ProcessorWork
 from .device_step import DeviceStep
 from .marks import Mark
 from .packer import Packed
@@ -29,7 +30,7 @@ class Launched:
     """A step on its way; its result is complete once ``done`` has passed.
 
     ``out``: its output on the host; ``verified``: its query tokens at most; ``illegal`` and
-    ``forced``: see StepResult; for the others see Output.
+    ``forced``: see StepResult; ``work``: what custom processors did; for the others see Output.
     """
 
     plan: StepPlan
@@ -47,6 +48,7 @@ class Launched:
     verified: int
     illegal: int = 0
     forced: int = 0
+    work: ProcessorWork | None = None
 
 
 class Answer(NamedTuple):

@@ -75,10 +75,11 @@ class _Verdicts(NamedTuple):
 
 
 class ProcessorWork:
-    """What processors do in one step, and what went wrong with it."""
+    """What processors do in one step of rows, and what went wrong with it."""
 
-    def __init__(self, calls: Sequence[_Call]) -> None:
+    def __init__(self, calls: Sequence[_Call], rows: RowTokens) -> None:
         self._calls = calls
+        self._rows = rows
         self._raised: dict[int, tuple[Refused, str]] = {}
         self._verdicts: list[_Verdicts] = []
 
@@ -104,11 +105,9 @@ class ProcessorWork:
             logits.index_copy_(0, rows, part)
             self._verdicts.append(_Verdicts(call.name, call.index, _download(verdict)))
 
-    def refusal(self, first: int, last: int) -> Refused | None:
-        """Why a row of nodes ``first`` to ``last`` has no token, where processors are to blame.
-
-        On a GPU only once the step has ended.
-        """
+    def refusal(self, row: int) -> Refused | None:
+        """Why a row has no token, where processors are to blame. On a GPU once the step has ended."""
+        first, last = int(self._rows.node_begins[row]), int(self._rows.node_ends[row])
         for node in sorted(node for node in self._raised if first <= node < last):
             refused, trace = self._raised[node]
             sys.stderr.write(trace)
@@ -203,7 +202,8 @@ class SlotProcessors:
                 )
                 for name, processor in self._order.items()
                 if index[name]
-            ]
+            ],
+            rows,
         )
 
     def advance(self, slots: I32, accept_cu: I32, emitted: I32) -> None:
