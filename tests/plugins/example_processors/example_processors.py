@@ -42,6 +42,21 @@ class TwoBack:
         logits[at, torch.from_numpy(tokens[rows]).to(logits.device)] -= less
 
 
+class Count:
+    """Behind each token only the next higher one is left."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self.vocab_size = context.vocab_size
+
+    def request(self, arguments: Mapping[str, object]) -> None:
+        if arguments:
+            raise ValueError("takes no arguments")
+
+    def apply(self, logits: torch.Tensor, nodes: ProcessorNodes) -> None:
+        following = torch.from_numpy((nodes.last(1) + 1) % self.vocab_size).to(logits.device)
+        logits.fill_(-torch.inf).scatter_(1, following, 0.0)
+
+
 class Misbehave:
     """Does something wrong at each history that holds the token ``at``, or at all of them.
 
