@@ -44,9 +44,9 @@ class EngineCore:
         trace: TraceWriter | None = None,
         check: bool | None = None,
     ) -> None:
-        """``grammars``, ``processors``: None where requests may have none. ``check`` None follows the environment's
-        OUTRIDER_CHECK. ``device_lengths``: of a drafter that the worker runs. Raises ValueError
-        unless a host drafter comes with a controller.
+        """``grammars``, ``processors``: None where requests may have none. ``check`` None follows
+        the environment's OUTRIDER_CHECK. ``device_lengths``: of a drafter that the worker runs.
+        Raises ValueError unless a host drafter comes with a controller.
         """
         if (host_drafter is None) != (controller is None):
             raise ValueError("a host drafter and a length controller come together")

@@ -44,7 +44,7 @@ class LoadedProcessor(NamedTuple):
 
 @final
 class ProcessorSet:
-    """The processors of an engine, in the order of its command line, which is that of their work."""
+    """The processors of an engine, in the order of its command line: that of their work."""
 
     def __init__(self, loaded: tuple[LoadedProcessor, ...]) -> None:
         self.loaded = loaded

@@ -30,7 +30,7 @@ class Recorded(Protocol):
 class LaterParts:
     """Segments F and A of a step in which the host has a say in between, from what D ``laid`` out.
 
-    ``found``: what F gave, edited. ``masks`` int32[N, W]: what A reads, see ``kernels/logit_masks``.
+    ``found``: what F gave, edited. ``masks`` int32[N, W]: what A reads (``kernels/logit_masks``).
     """
 
     forward: Recorded
@@ -138,14 +138,10 @@ class StepGraphs:
         masks = step.new_masks(nodes)
         first = self._record(lambda: laid.keep(step.lay(views, shape, out)))
         first.replay()
-        forward = self._record(
-            lambda: found.keep(step.edit(laid.value, step.forward(laid.value)))
-        )
+        forward = self._record(lambda: found.keep(step.edit(laid.value, step.forward(laid.value))))
         forward.replay()
         finish = self._record(lambda: step.finish(laid.value, found.value, masks))
-        return first, LaterParts(
-            forward, finish, lambda: laid.value, lambda: found.value, masks
-        )
+        return first, LaterParts(forward, finish, lambda: laid.value, lambda: found.value, masks)
 
     def _record(self, launch: Callable[[], object]) -> Recorded:
         # Compiles kernels and warms the libraries up; on a stream of its own it would leave cuBLAS'

@@ -58,19 +58,19 @@ class _Slot:
 
 
 class _Call(NamedTuple):
-    """A processor's part in a step: its nodes, and their numbers int64[n] among the step's."""
+    """A processor's part in a step: its nodes, and their ``places`` int64[n] among the step's."""
 
     name: str
     processor: LogitsProcessor
     nodes: ProcessorNodes
-    index: I64
+    places: I64
 
 
 class _Verdicts(NamedTuple):
     """What a call left of its rows: 0, or what is wrong, int32[n]; on a GPU on their way here."""
 
     name: str
-    index: I64
+    places: I64
     found: torch.Tensor
 
 
@@ -90,7 +90,7 @@ class ProcessorWork:
         NaN, as do those on which it raised.
         """
         for call in self._calls:
-            places = call.index if index is None else np.searchsorted(index, call.index)
+            places = call.places if index is None else np.searchsorted(index, call.places)
             rows = _upload(places, logits.device)
             part = logits.index_select(0, rows)
             ruled = part <= MASKED
@@ -103,17 +103,17 @@ class ProcessorWork:
             verdict = torch.where(sound, verdict, 0).int()
             part.masked_fill_((verdict > 0)[:, None], torch.nan)
             logits.index_copy_(0, rows, part)
-            self._verdicts.append(_Verdicts(call.name, call.index, _download(verdict)))
+            self._verdicts.append(_Verdicts(call.name, call.places, _download(verdict)))
 
     def refusal(self, row: int) -> Refused | None:
-        """Why a row has no token, where processors are to blame. On a GPU once the step has ended."""
+        """Why a row has no token, where processors are to blame. On a GPU once the step is over."""
         first, last = int(self._rows.node_begins[row]), int(self._rows.node_ends[row])
         for node in sorted(node for node in self._raised if first <= node < last):
             refused, trace = self._raised[node]
             sys.stderr.write(trace)
             return refused
-        for name, index, found in self._verdicts:
-            for wrong in found.numpy()[(first <= index) & (index < last)].tolist():
+        for name, places, found in self._verdicts:
+            for wrong in found.numpy()[(first <= places) & (places < last)].tolist():
                 if wrong == _BROKEN:
                     return Refused(f"{FIELD}.{name}", "the processor made NaN or +inf logits", 500)
                 if wrong == _NOTHING:
@@ -137,7 +137,7 @@ class ProcessorWork:
             _apply(call, mine, call.nodes.part(begin, end))
         except Exception as error:  # a plug-in may raise anything
             if end - begin == 1:
-                self._raised[int(call.index[begin])] = _blame(call, error)
+                self._raised[int(call.places[begin])] = _blame(call, error)
                 mine.fill_(torch.nan)
                 return
             mine.copy_(logits.index_select(0, rows[begin:end]))

@@ -4,6 +4,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -277,7 +278,7 @@ def test_rows_that_are_cut_to_verify_lengths_do_too(
 
 @pytest.mark.parametrize("algorithm", [None, "NGRAM", "EAGLE3"])
 def test_retractions_and_aborts_change_nothing(
-    models: Models, plain: Tokens, algorithm: DraftAlgorithm | None, monkeypatch: pytest.MonkeyPatch
+    models: Models, plain: Tokens, algorithm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
     got: Tokens = {message.rid: [] for message in requests()}
@@ -393,7 +394,7 @@ def test_what_was_ruled_out_stays_ruled_out(
         )
     assert found["free"] == found["penalty"] == [9] * 9
     assert 9 in found["word"]
-    assert not any(pair == (9, 9) for pair in zip(found["word"], found["word"][1:], strict=False))
+    assert not any(pair == (9, 9) for pair in pairwise(found["word"]))
     assert set(found["allowed"]) <= {3, 4}
     assert found["end"].index(0) == 5
 
@@ -409,7 +410,7 @@ def test_grammars_come_last(examples: ModuleType) -> None:
         with running_engine(tiny_config(Path("pycoder"), algorithm, **PROCESSORS)) as engine:
             tokens = run(engine.core, [request("r", [70, 71, 70, 71], params)])["r"]
         assert tokens[-1] == 0
-        assert all(a != b for a, b in zip(tokens, tokens[1:], strict=False))
+        assert all(a != b for a, b in pairwise(tokens))
 
 
 # --- faults ---------------------------------------------------------------------------------------

@@ -155,16 +155,19 @@ def test_a_broken_class_names_the_entry_point(package: Path, code: str, reason: 
 
 def test_what_is_wrong_with_arguments_names_the_processor() -> None:
     class Moody:
-        def request(self, arguments: object) -> object:
-            raise error
+        def __init__(self, error: Exception) -> None:
+            self._error = error
 
-    moody = ProcessorSet((LoadedProcessor("moody", Moody()),))
+        def request(self, arguments: object) -> object:
+            raise self._error
+
     for error, status, reason in (
         (ValueError("back: too far"), 400, "back: too far"),
         (KeyError("back"), 400, "KeyError: 'back'"),
         (TypeError("no number"), 400, "TypeError: no number"),
         (OSError("disk"), 500, "the processor failed on its arguments: OSError: disk"),
     ):
+        moody = ProcessorSet((LoadedProcessor("moody", Moody(error)),))
         found = moody.refuse({"moody": {}})
         assert found == Refused("logits_processors.moody", reason, status)
 

@@ -34,8 +34,8 @@ from .device_cores import KvModel, device_core
 from .eager_graphs import EagerGraphs
 
 VOCAB = 19
-PROCESSORS = {"logits_processors": "two_back,count,misbehave"}
-NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 5}
+PROCESSORS: dict[str, Any] = {"logits_processors": "two_back,count,misbehave"}
+NGRAM: dict[str, Any] = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 5}
 Calls = dict[str, dict[str, object]]
 Tokens = dict[str, list[int]]
 
@@ -200,7 +200,7 @@ def test_beside_grammars_and_under_one(monkeypatch: pytest.MonkeyPatch) -> None:
         request("both", [5, 6, 8], replace(plain, grammar=spec, logits_processors=calls)),
         request("processor", [5, 6, 9], replace(plain, ignore_eos=True, logits_processors=calls)),
     ]
-    flags = {"tokenizer_path": str(folder), "disable_cuda_graph": False}
+    flags: dict[str, Any] = {"tokenizer_path": str(folder), "disable_cuda_graph": False}
     alone: Tokens = {}
     with core(vocab, **{**flags, "disable_cuda_graph": True}) as (assembly, _):
         for message in messages:
@@ -258,7 +258,7 @@ def on_the_cpu(models: Models, algorithm: DraftAlgorithm | None, **flags: object
     ids=["chain", "tree", "rejection"],
 )
 def test_drafts_of_a_model_give_the_tokens_of_the_cpu(
-    models: Models, shape: SpecShape, rule: dict[str, object]
+    models: Models, shape: SpecShape, rule: dict[str, Any]
 ) -> None:
     """Plain decoding's, but where the rule draws otherwise: there those of the same drafter."""
     wanted = on_the_cpu(models, "EAGLE3" if rule else None, **rule)
