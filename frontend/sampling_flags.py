@@ -101,11 +101,7 @@ def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
     for name, form in _JSON_FORMS.items():
         text = given.get(name)
         if isinstance(text, str):
-            try:
-                given[name] = msgspec.json.decode(text, type=form.type)
-            except msgspec.MsgspecError as error:
-                reason = f"must be a JSON {form.words}: {error}"
-                raise RefusedError(Refused(_FLAG_OF.get(name, name), reason)) from None
+            given[name] = _read_json(name, form, text)
     given["grammar"] = grammar_from_flags(namespace)
     params = params_from(given)
     # What is wrong for every model is said before one is loaded.
@@ -113,6 +109,21 @@ def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
     if refused is not None:
         raise RefusedError(refused)
     return params
+
+
+def processor_calls(text: str) -> dict[str, dict[str, object]]:
+    """What ``--logits-processor-args`` says. Raises RefusedError."""
+    name = "logits_processors"
+    found = _read_json(name, _JSON_FORMS[name], text)
+    return msgspec.convert(found, dict[str, dict[str, object]])
+
+
+def _read_json(name: str, form: _JsonForm, text: str) -> object:
+    try:
+        return msgspec.json.decode(text, type=form.type)
+    except msgspec.MsgspecError as error:
+        reason = f"must be a JSON {form.words}: {error}"
+        raise RefusedError(Refused(_FLAG_OF.get(name, name), reason)) from None
 
 
 def params_from(values: Mapping[str, object], base: SamplingParams | None = None) -> SamplingParams:

@@ -17,7 +17,8 @@ class Tier(NamedTuple):
     ``sampled``: whether acceptance draws with noise where a row asks for it. ``edits``: whether
     logits are penalised, biased or masked where a row asks for it; ``masked``: by grammars or by
     custom processors too. ``chunks``: prefill rows behind the verify rows, whose tokens are among
-    the ``tokens``: ``longest`` at most, which may all be of one row. ``compact``: ``tokens`` are those that are verified; planned are full rows.
+    the ``tokens``: ``longest`` at most, which may all be of one row. ``compact``: ``tokens`` are
+    those that are verified; planned are full rows.
     """
 
     rows: int

@@ -57,6 +57,21 @@ class Count:
         logits.fill_(-torch.inf).scatter_(1, following, 0.0)
 
 
+class Impure:
+    """What no processor may be: what it does depends on how often it was asked before."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self.asked = 0
+
+    def request(self, arguments: Mapping[str, object]) -> None:
+        """Takes anything."""
+
+    def apply(self, logits: torch.Tensor, nodes: ProcessorNodes) -> None:
+        for node in range(len(nodes)):
+            self.asked += 1
+            logits[node, 5 + self.asked % 100] += 1000.0
+
+
 class Misbehave:
     """Does something wrong at each history that holds the token ``at``, or at all of them.
 
