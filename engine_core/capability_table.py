@@ -86,8 +86,8 @@ SUPPORTED = (
         "custom logits processors",
         ("logits_processors",),
         "those that the server was started with (--logits-processors), by name with arguments; "
-        "history counts drafts before a position; behind penalties, bias and bans, before "
-        "grammars; --tp-size 1",
+        "history counts drafts before a position; behind penalties, bias, bans and grammars, whose "
+        "word stands; --tp-size 1",
     ),
     exact(
         "json_schema",

@@ -11,6 +11,7 @@ from ...engine_core.ids import I32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ...engine_core.refusal import Refused
 from ...kernels.logit_masks import allow_all
+from ...kernels.logit_masks_gpu import mask_logits
 from ..row_errors import row_error
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
@@ -385,16 +386,18 @@ class GpuStepRunner:
         found: Forwarded,
         masks: torch.Tensor,
     ) -> ProcessorWork | None:
-        """What the host has to say between F and A: processors edit logits, grammars mask them."""
+        """What the host has to say between F and A: grammars mask logits, processors edit them."""
         rows = come.wait()
-        work: ProcessorWork | None = None
-        if features & _PROCESSORS and self._processors is not None and found.edited is not None:
-            work = self._processors.work(packed.slots, packed.kinds.tobytes(), rows)
-            work.apply(found.edited)
         if features & _GRAMMAR and self._grammars is not None:
             self._grammars.fill(masks, packed, rows)
         else:
             allow_all(masks)
+        if not features & _PROCESSORS or self._processors is None or found.edited is None:
+            return None
+        if features & _GRAMMAR:
+            mask_logits(found.edited, masks)  # A does so again: what processors see has it already
+        work = self._processors.work(packed.slots, packed.kinds.tobytes(), rows)
+        work.apply(found.edited)
         return work
 
     def _run(

@@ -57,10 +57,10 @@ def choose_targets(
         return targets
     nodes, node_features = _processed_nodes(batch, slots, node_cu, features)
     edited = _edit(logits, nodes, node_features, edits, out_counts)
-    if work is not None:
-        work.apply(edited, nodes.index.numpy())
     if masks is not None:
         apply_masks(edited, nodes, masks)
+    if work is not None:
+        work.apply(edited, nodes.index.numpy())
     sampled = torch.from_numpy((node_features & int(Feature.SAMPLED)) != 0).to(logits.device)
     chosen = torch.empty_like(nodes.index)
     if not sampled.all():

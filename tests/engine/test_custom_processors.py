@@ -1,6 +1,7 @@
 """Custom logits processors on a CPU: at every node, with every drafter, by every rule."""
 
 import random
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from tokenizers import Tokenizer
 
 from outrider.engine.build import build_worker
 from outrider.engine.sampling import slot_processors
@@ -24,6 +26,7 @@ from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
 from outrider.engine_core.grammar_spec import GrammarSpec
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest, RequestOutput
+from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.processor_loader import ProcessorSet, processors_of
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.replay import replay_core, replay_worker
@@ -399,18 +402,33 @@ def test_what_was_ruled_out_stays_ruled_out(
     assert found["end"].index(0) == 5
 
 
-def test_grammars_come_last(examples: ModuleType) -> None:
-    """pycoder's tokenizer; 69 is "e", which the grammar takes once."""
-    spec = GrammarSpec("regex", "[a-f]{3}")
-    params = SamplingParams(
-        temperature=0.0, max_new_tokens=9, grammar=spec,
-        logits_processors={"two_back": {"back": 1}},
-    )  # fmt: skip
-    for algorithm in (None, "NGRAM", "DSPARK"):
-        with running_engine(tiny_config(Path("pycoder"), algorithm, **PROCESSORS)) as engine:
-            tokens = run(engine.core, [request("r", [70, 71, 70, 71], params)])["r"]
-        assert tokens[-1] == 0
-        assert all(a != b for a, b in pairwise(tokens))
+@pytest.mark.parametrize("algorithm", [None, "NGRAM", "DSPARK"])
+def test_under_a_grammar_processors_choose_among_what_it_allows(algorithm: str | None) -> None:
+    """One that wants what the grammar forbids gets nothing of it, and one that leaves only that
+    ends its request."""
+    folder = resolve_model("pycoder")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    spec = GrammarSpec("regex", "[a-f]{12}")
+    a, b, q = (tokenizer.encode(letter).ids[0] for letter in "abq")
+    flags = {"logits_processors": "two_back,count,misbehave"}
+    with running_engine(tiny_config(Path("pycoder"), algorithm, **flags)) as engine:
+        outputs = drive(
+            engine.core,
+            [
+                request("legal", [a, b], prefer(a, grammar=spec, max_new_tokens=20)),
+                request("illegal", [a, b], prefer(q, grammar=spec, max_new_tokens=20)),
+                request("repeat", [a, b], replace(prefer(a, grammar=spec, max_new_tokens=20),
+                        logits_processors={"two_back": {"back": 1}})),
+                request("dead", [a, q], replace(prefer(a, grammar=spec),
+                        logits_processors={"count": {}})),
+            ],
+        )  # fmt: skip
+    assert ended(outputs.pop("dead"))[:2] == ("abort", 400)
+    tokens = {rid: tokens_of(parts) for rid, parts in outputs.items()}
+    assert tokens["legal"] == [a] * 12 + [0]
+    for rid in ("illegal", "repeat"):
+        assert re.fullmatch(spec.text, tokenizer.decode(tokens[rid][:-1]))
+    assert all(one != other for one, other in pairwise(tokens["repeat"]))
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -493,6 +511,25 @@ def test_a_tokens_end_is_where_nobody_asks_on(models: Models, examples: ModuleTy
         )
         found = drive(core, [request("r", [1, 2, 3], stopping)])["r"]
     assert ended(found)[0] == "stop"
+
+
+def test_the_example_of_the_page_works(models: Models, tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "logits-processors.md"
+    code = page.read_text().partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "my_processors.py").write_text(code)
+    found = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(tmp_path))
+        for place in ("my_processors:TwoBack", "example_processors:TwoBack"):
+            flags = {"logits_processors": f"two_back={place}"}
+            with draft_core(models, "EAGLE3", TREE, **flags) as made:
+                params = SamplingParams(
+                    temperature=0.0, max_new_tokens=30, ignore_eos=True,
+                    logits_processors={"two_back": {"strength": 3}},
+                )  # fmt: skip
+                found.append(run(made.core, [request("r", [1, 2, 3], params)])["r"])
+                assert refusal(made.core, {"two_back": {"far": 1}}).reason.startswith("unknown")
+    assert found[0] == found[1]
 
 
 # --- cost and refusals ----------------------------------------------------------------------------
