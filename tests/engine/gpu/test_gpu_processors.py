@@ -205,8 +205,14 @@ def test_beside_grammars_and_under_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with core(vocab, **{**flags, "disable_cuda_graph": True}) as (assembly, _):
         for message in messages:
             alone |= tokens_by_rid(assembly.core, [message])
+    dead = replace(plain, grammar=spec, logits_processors={"count": {}})
     with core(vocab, **NGRAM, **flags) as (assembly, _):
-        assert tokens_by_rid(assembly.core, messages) == alone
+        outputs = drive(assembly.core, [*messages, request("dead", [5, 6, 7], dead)])
+    finish = outputs.pop("dead")[-1].finish
+    assert finish is not None
+    assert (finish.kind, finish.status) == ("abort", 400)
+    assert (finish.message or "").startswith("logits_processors.count: ")
+    assert {rid: tokens_of(parts) for rid, parts in outputs.items()} == alone
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert len(alone["processor"]) == 8
     assert not set(tokenizer.decode(alone["both"][:-1])) - set("abcd")
