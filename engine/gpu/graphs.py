@@ -138,10 +138,15 @@ class StepGraphs:
         masks = step.new_masks(nodes)
         first = self._record(lambda: laid.keep(step.lay(views, shape, out)))
         first.replay()
-        forward = self._record(lambda: found.keep(step.edit(laid.value, step.forward(laid.value))))
+        forward = self._record(lambda: found.keep(self._forward(laid.value)))
         forward.replay()
         finish = self._record(lambda: step.finish(laid.value, found.value, masks))
         return first, LaterParts(forward, finish, lambda: laid.value, lambda: found.value, masks)
+
+    def _forward(self, laid: LaidOut) -> Forwarded:
+        """F, with the edited logits alone: what is kept is kept once a tier."""
+        found = self._step.edit(laid, self._step.forward(laid))
+        return found._replace(logits=found.edited)
 
     def _record(self, launch: Callable[[], object]) -> Recorded:
         # Compiles kernels and warms the libraries up; on a stream of its own it would leave cuBLAS'
