@@ -1,6 +1,7 @@
 # make run    one completion plainly, with n-gram drafts and with a draft model's
 # make test   everything that CI runs
-# make exact  the full exactness matrix; writes benchmarks/results/exact-cpu.json
+# make exact  the full exactness matrices; writes benchmarks/results/exact-cpu.json and
+#             served-matrix.json
 
 PYTHON ?= python3
 VENV := .venv
@@ -44,6 +45,8 @@ unit: install-test
 exact: install-test
 	$(ENV) $(BIN)/python benchmarks/exactness.py \
 	  --json benchmarks/results/exact-cpu.json
+	$(ENV) $(BIN)/python benchmarks/served_matrix.py \
+	  --json benchmarks/results/served-matrix.json
 
 install: $(VENV)/.installed
 install-test: $(VENV)/.installed-test

@@ -27,11 +27,13 @@ from tokenizers import Tokenizer
 
 from outrider.engine_core.grammar_spec import GrammarSpec
 from outrider.engine_core.grammar_text import llguidance_grammar
-from outrider.engine_core.grammar_walk import walk_masks
+from outrider.engine_core.grammar_walk import MaskThreads, plan_masks
+from outrider.engine_core.ids import I32
 from outrider.engine_core.model_path import resolve_model
 
 PROMPTS = Path(__file__).resolve().parent / "prompts" / "schema_prompts.jsonl"
 EOS, WIDE, DRAFTS, MOST = 0, 151_936, 7, 120
+ONE_THREAD = MaskThreads(1)
 Numbers = dict[str, list[float]]
 
 
@@ -117,10 +119,15 @@ def walk(tokenizer: LLTokenizer, schema: str, size: int, numbers: Numbers, seed:
     for begin in range(0, len(text) - DRAFTS, DRAFTS):
         chain = [-1, *text[begin : begin + DRAFTS]]
         parents = list(range(-1, DRAFTS))
-        eos = frozenset((EOS,))
-        timed(numbers["tree_us"], partial(walk_masks, again, chain, parents, eos, row))
+        timed(numbers["tree_us"], partial(masks_of, again, chain, parents, row))
         again.consume_tokens(chain[1:])
     return text
+
+
+def masks_of(matcher: LLMatcher, tokens: list[int], parents: list[int], rows: I32) -> None:
+    """Those of a chain."""
+    tree = plan_masks(matcher, tokens, parents, frozenset((EOS,)), 0)
+    ONE_THREAD.fill(tree.chains, rows)
 
 
 def walk_again(compiler: Any, schema: str, size: int, numbers: Numbers, text: list[int]) -> bool:

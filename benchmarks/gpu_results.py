@@ -62,6 +62,10 @@ COMMANDS = {
         " --steps 256 --json {}",
         120,
     ),
+    "grammar": Command(
+        "h200-grammar-qwen3-8b.json", "benchmarks/bench_grammar_gpu.py --json {}", 240
+    ),
+    "grammar-masks": Command("h200-grammar-masks.json", "benchmarks/bench_masks.py --json {}", 90),
     "prefill": Command(
         "h200-prefill-qwen3-8b.json",
         f"{QWEN} {WHOLE} --batch-size 2 --prefill-lengths 8192 --json {{}}",

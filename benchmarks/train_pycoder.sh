@@ -4,47 +4,47 @@
 # Stages: prepare (the corpus), EAGLE3, EAGLE, STANDALONE, DFLASH, DSPARK, pack (results into $OUT
 # or WORK/out).
 # MINUTES_<ALGORITHM> sets a training's length; a run whose state is in WORK goes on where it ended.
-# DFLASH and DSPARK learn from longer texts than the others, as they draft badly behind longer ones
-# than they know; INITIAL=1 begins with the embedded draft's weights.
+# LENGTH sets that of its texts: DFLASH and DSPARK learn from longer ones than the others, as they
+# draft badly behind longer ones than they know. INITIAL=1 begins with the embedded draft's weights.
 set -eu
 work=$1
 shift
 python=${PYTHON:-python3}
 here=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONPATH="$here/src${PYTHONPATH:+:$PYTHONPATH}" TOKENIZERS_PARALLELISM=true
-rows="$work/rows"
 mkdir -p "$work"
 
 draft() { echo "$work/pycoder-11m-$(echo "$1" | tr '[:upper:]' '[:lower:]')"; }
 
-train() { # ALGORITHM MINUTES flags...
+train() { # ALGORITHM MINUTES LENGTH BATCH flags...
     algorithm=$1
     minutes=$2
-    shift 2
+    length=${LENGTH:-$3}
+    batch=${BATCH:-$(($4 * $3 / length))} # as many tokens a step, however long the texts
+    shift 4
     folder=$(draft "$algorithm")
-    resume=
-    [ ! -f "$folder/training.pt" ] || resume=--resume
+    prompts="48 96 160 256 384"
+    [ "$length" -lt 1024 ] || prompts="$prompts 640 860"
+    [ "${INITIAL:-0}" != 1 ] ||
+        set -- --initial-draft "$here/models/$(basename "$folder")" --matrix-lr 0.01 "$@"
+    [ ! -f "$folder/training.pt" ] || set -- --resume "$@"
+    # Rows of another length are refused: a folder for each.
     "$python" -m outrider train --algorithm "$algorithm" --model "${MODEL:-pycoder}" \
         --data "$work/corpus/train.npy" --selection-data "$work/corpus/selection.npy" \
-        --output "$folder" --on-policy-cache "$rows" --on-policy-source dense \
-        --on-policy-rows "${ROWS:-81920}" --sequence-length "${LENGTH:-512}" \
-        --on-policy-tokens "${OWN:-128}" --on-policy-prompts ${PROMPTS:-48 96 160 256 384} \
+        --output "$folder" --on-policy-cache "$work/rows-$length" --on-policy-source dense \
+        --on-policy-rows "${ROWS:-81920}" --sequence-length "$length" --batch-size "$batch" \
+        --on-policy-tokens "${OWN:-128}" --on-policy-prompts ${PROMPTS:-$prompts} \
         --selection-rows "${SELECTION:-512}" \
-        --log-every 50 --selection-every 1000 --minutes "$minutes" --no-measure $resume "$@" ${FLAGS:-}
+        --log-every 50 --selection-every 1000 --minutes "$minutes" --no-measure "$@" ${FLAGS:-}
 }
 
-block() ( # ALGORITHM MINUTES flags...: layers of one size for both, 5.7 MB
+block() { # ALGORITHM MINUTES flags...: layers of one size for both, 5.7 MB
     algorithm=$1
     minutes=$2
     shift 2
-    LENGTH=${LENGTH:-1024}
-    PROMPTS=${PROMPTS:-48 96 160 256 384 640 860}
-    rows="$work/rows-$LENGTH" # rows of another length are refused
-    [ "${INITIAL:-0}" != 1 ] ||
-        set -- --initial-draft "$here/models/$(basename "$(draft "$algorithm")")" --matrix-lr 0.01 "$@"
-    train "$algorithm" "$minutes" --num-hidden-layers 3 --intermediate-size 832 \
-        --feature-layers 2 4 6 8 11 --anchors "${ANCHORS:-64}" --batch-size "${BATCH:-48}" "$@"
-)
+    train "$algorithm" "$minutes" 1024 48 --num-hidden-layers 3 --intermediate-size 832 \
+        --feature-layers 2 4 6 8 11 --anchors "${ANCHORS:-64}" "$@"
+}
 
 for stage; do
     began=$(date +%s)
@@ -55,13 +55,13 @@ for stage; do
             --output "$work/corpus" --megabytes "${MEGABYTES:-200}"
         ;;
     EAGLE3)
-        train EAGLE3 "${MINUTES_EAGLE3:-9.7}" --intermediate-size 1536 --num-attention-heads 8 \
-            --num-key-value-heads 4 --feature-layers 2 4 6 8 11 --batch-size "${BATCH:-96}"
+        train EAGLE3 "${MINUTES_EAGLE3:-9.7}" 512 96 --intermediate-size 1536 \
+            --num-attention-heads 8 --num-key-value-heads 4 --feature-layers 2 4 6 8 11
         ;;
-    EAGLE) train EAGLE "${MINUTES_EAGLE:-6.2}" --intermediate-size 2048 --batch-size "${BATCH:-96}" ;;
+    EAGLE) train EAGLE "${MINUTES_EAGLE:-6.2}" 512 96 --intermediate-size 2048 ;;
     STANDALONE)
-        train STANDALONE "${MINUTES_STANDALONE:-2.5}" --hidden-size 128 --num-hidden-layers 2 \
-            --intermediate-size 384 --batch-size "${BATCH:-128}"
+        train STANDALONE "${MINUTES_STANDALONE:-2.5}" 512 128 --hidden-size 128 \
+            --num-hidden-layers 2 --intermediate-size 384
         ;;
     DFLASH) block DFLASH "${MINUTES_DFLASH:-8}" --block-size 8 ;;
     DSPARK)

@@ -1,7 +1,7 @@
 """Grammars that no request had lately, compiled in a thread: the engine's loop does not wait."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -61,15 +61,14 @@ class GrammarLoader:
         stats = RequestStats(prompt, 0, 0, 0, 0, 0, 0, 0, 0, (), None)
         return RequestOutput(rid, b"", (), finish, stats)
 
-    def finished(self) -> list[Waiting]:
-        """The requests that need not wait any longer."""
-        found: list[Waiting] = []
+    def finished(self) -> Iterator[Waiting]:
+        """The requests that need not wait any longer; each one's grammar is kept until the next."""
         while not self._done.empty():
             waiting = self._done.get()
             if self._waits_still(waiting):
                 del self._waiting[waiting.message.rid]
-                found.append(waiting)
-        return found
+                yield waiting
+            self._compiler.release(waiting.spec)
 
     def _waits_still(self, waiting: Waiting) -> bool:
         """Another request may have taken the id of one that was dropped."""
@@ -79,6 +78,6 @@ class GrammarLoader:
         while True:
             waiting = self._asked.get()
             if self._waits_still(waiting):
-                self._compiler.refuse(waiting.spec)
+                self._compiler.hold(waiting.spec)
                 self._done.put(waiting)
                 self._wake()

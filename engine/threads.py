@@ -1,19 +1,15 @@
 """How many OpenMP threads torch should use: measured, because more can be far slower."""
 
-import os
 import time
 
 import torch
+
+from ..engine_core.available_cores import available_cores
 
 # Two OpenMP threads on a busy two-core machine were seen 30 times slower than one, so a larger
 # count must be clearly faster, and at its slow repeats rather than at its best one.
 _REQUIRED_GAIN = 1.2
 _REPEATS = 15
-
-
-def available_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_num_threads(requested: int | None = None, processes: int = 1) -> int:

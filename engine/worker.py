@@ -63,7 +63,8 @@ class DeviceCounts(NamedTuple):
     """Steps of verify rows alone so far, and those of them that replayed a CUDA graph.
 
     ``gap_ns``: time that the device stood idle between consecutive steps. ``prefill_steps``,
-    ``prefill_replays``: the same of steps with prefill rows.
+    ``prefill_replays``: the same of steps with prefill rows. ``mask_wait_ns``: time that it stood
+    within steps, waiting for grammars' masks; the host made ``mask_nodes`` of them in ``mask_ns``.
     """
 
     decode_steps: int
@@ -71,6 +72,9 @@ class DeviceCounts(NamedTuple):
     gap_ns: int
     prefill_steps: int
     prefill_replays: int
+    mask_wait_ns: int
+    mask_ns: int
+    mask_nodes: int
 
 
 @runtime_checkable

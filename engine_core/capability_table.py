@@ -2,7 +2,6 @@
 
 from .capability import Capability, exact, refused
 
-_NO_TOOLS = "tool calls are not parsed yet; leave it out"
 _NO_MEDIA = "only text is supported"
 _TEXT_ONLY_CHAT = "chat templates are rendered without options; leave it out"
 LABELS = ("user", "metadata", "safety_identifier")
@@ -63,7 +62,8 @@ SUPPORTED = (
         "prompt_logprobs",
         ("prompt_logprobs", "logprob_start_len"),
         "of the raw distribution; the cache is used only before their first position; each of n "
-        "samples computes its own; /generate: return_logprob with logprob_start_len from 0 on",
+        "samples computes its own; /generate: return_logprob with logprob_start_len from 0 on, "
+        "null for the token there",
     ),
     exact("echo", ("echo",), "completions; with logprobs, those of the prompt come first"),
     exact(
@@ -71,7 +71,11 @@ SUPPORTED = (
         ("best_of",),
         "completions: the n samples of the highest mean log-probability; not streamed",
     ),
-    exact("token ids in answers", ("return_token_ids",), "completions; /generate has output_ids"),
+    exact(
+        "token ids in answers",
+        ("return_token_ids",),
+        "completions and chat; /generate has output_ids",
+    ),
     exact("presence_penalty", ("presence_penalty",), "history counts drafts before a position"),
     exact("frequency_penalty", ("frequency_penalty",), "as presence_penalty"),
     exact("repetition_penalty", ("repetition_penalty",), "as presence_penalty, prompt included"),
@@ -104,15 +108,40 @@ SUPPORTED = (
     exact("ebnf", ("ebnf", "guided_grammar"), "GBNF with a rule root, or Lark with a rule start"),
     exact("choice", ("guided_choice",), "the output is one of the strings"),
     exact(
+        "structural_tag",
+        ("structural_tag",),
+        "free text in which triggers begin JSON of a schema: structures and triggers, or a format "
+        "of type triggered_tags",
+    ),
+    exact(
         "structured_outputs",
         ("structured_outputs",),
-        "json, regex, choice, grammar or json_object; one grammar a request; like all grammars "
-        "refused with --tp-size above 1",
+        "json, regex, choice, grammar, json_object or structural_tag; one grammar a request; like "
+        "all grammars refused with --tp-size above 1",
     ),
     exact(
         "response_format",
         ("response_format",),
-        "text, json_object or json_schema, which holds with and without strict; OpenAI only",
+        "text, json_object, json_schema, which holds with and without strict, or structural_tag; "
+        "OpenAI only",
+    ),
+    exact(
+        "tools",
+        ("tools",),
+        "chat; functions only; the model's chat template shows them; calls are found in hermes, "
+        "llama3_json, mistral and pythonic format; strict holds by a grammar, with tool_choice "
+        "auto in hermes and mistral format only",
+    ),
+    exact(
+        "tool_choice",
+        ("tool_choice",),
+        "chat; none, auto (needs --tool-call-parser), required or a function, which a grammar "
+        "guarantees: a second grammar in the request is refused",
+    ),
+    exact(
+        "parallel_tool_calls",
+        ("parallel_tool_calls",),
+        "chat; false: one call at most; with auto, further ones are text",
     ),
     exact("streaming", ("stream", "stream_options")),
     exact("priority", ("priority",), "orders requests with --enable-priority-scheduling"),
@@ -123,11 +152,6 @@ SUPPORTED = (
 )  # fmt: skip
 
 REFUSED = (
-    refused(
-        "structural_tag",
-        ("structural_tag",),
-        "a grammar holds for the whole output; write the tags into ebnf instead",
-    ),
     refused(
         "grammar backend",
         ("guided_decoding_backend",),
@@ -140,12 +164,10 @@ REFUSED = (
         '{"whitespace_pattern": ...}',
     ),
     refused(
-        "tools",
-        ("tools", "functions"),
-        "tool calls are not parsed yet; describe the tools in a message instead",
+        "functions",
+        ("functions", "function_call"),
+        "OpenAI's older fields; use tools and tool_choice",
     ),
-    refused("tool_choice", ("tool_choice", "function_call"), _NO_TOOLS),
-    refused("parallel_tool_calls", ("parallel_tool_calls",), _NO_TOOLS),
     refused("web search", ("web_search_options",), "there is no web search"),
     refused(
         "beam search",
@@ -260,9 +282,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "length_penalty": (1.0,),
     "logprob_start_len": (-1,),
     "guided_decoding_backend": ("auto", "llguidance", "guidance"),
-    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "tool_choice": ("auto",),
+    "parallel_tool_calls": (True,),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "add_generation_prompt": (True,),

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from .accept_rules import DRAWING, AcceptRule
+from .available_cores import available_cores
 from .device_config import refuse_on
 from .draft_config import SpecShape
 from .draft_window import WindowPool, window_pool
@@ -70,6 +71,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 1
     num_threads: Annotated[
         int | None, Doc(description="OpenMP threads of a rank; measured at start if unset")
+    ] = None
+    grammar_threads: Annotated[
+        int | None,
+        Doc(
+            description="threads that make grammars' masks while the model runs; if unset half of "
+            "the cores, 8 at most"
+        ),
     ] = None
     context_length: Annotated[
         int | None, Doc(description="maximum tokens of a request; the model's own if unset")
@@ -493,6 +501,11 @@ def refuse_config(config: EngineConfig) -> Refused | None:
             "num_threads",
             config.num_threads is None or config.num_threads >= 1,
             "must be 1 or more; leave it out to have it measured",
+        ),
+        (
+            "grammar_threads",
+            config.grammar_threads is None or 1 <= config.grammar_threads <= available_cores(),
+            f"must be between 1 and the {available_cores()} available cores",
         ),
     )
     for field, ok, reason in checks:

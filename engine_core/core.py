@@ -10,6 +10,7 @@ from .counters import used
 from .device_drafts import DeviceDrafts
 from .device_lengths import DeviceLengths
 from .grammar_compiler import GrammarCompiler, refuse_grammar
+from .grammar_spec import GrammarSpec
 from .host_drafter import HostDrafter
 from .late_drafts import DraftPolicy, LateDrafts
 from .messages import CoreStats, FlushCache, GenerateRequest, RequestOutput
@@ -55,6 +56,7 @@ class EngineCore:
         self._worker = worker
         self._grammars = grammars
         self._processors = processors
+        self._held: dict[str, GrammarSpec] = {}  # by open requests
         self._overlap = not config.engine.disable_overlap_schedule
         self._check = os.environ.get("OUTRIDER_CHECK") == "1" if check is None else check
         self._trace = trace
@@ -87,6 +89,10 @@ class EngineCore:
         calls = message.params.logits_processors
         refused = refused or refuse_processor_calls(calls, self._processors)
         refused = refused or self.scheduler.submit(message)
+        spec = message.params.grammar
+        if refused is None and spec is not None and self._grammars is not None:
+            self._grammars.hold(spec)
+            self._held[message.rid] = spec
         if refused is None and self._trace is not None:
             self._trace.submit(message)
         return refused
@@ -112,6 +118,7 @@ class EngineCore:
             check_all(self.scheduler)
         if self._trace is not None:
             self._trace.commit(outputs)
+        self._let_go(outputs)
         return outputs
 
     def flush_cache(self) -> Refused | None:
@@ -128,7 +135,9 @@ class EngineCore:
 
     def fail_all(self, message: str) -> list[RequestOutput]:
         """End every open request with status 500, after the worker failed."""
-        return self.scheduler.fail_all(message)
+        outputs = self.scheduler.fail_all(message)
+        self._let_go(outputs)
+        return outputs
 
     def stats(self, call: int) -> CoreStats:
         """Gauges and counters now, as the answer to ``call``."""
@@ -168,8 +177,17 @@ class EngineCore:
             verify_trimmed_drafts=counters.trimmed_drafts,
             illegal_drafts=counters.illegal_drafts,
             forced_drafts=counters.forced_drafts,
+            wait_for_masks=counters.mask_wait_ns * 1e-9,
             **self._window_stats(),
         )
+
+    def _let_go(self, outputs: list[RequestOutput]) -> None:
+        """The grammars of requests that have ended may be forgotten."""
+        if self._held and self._grammars is not None:
+            for output in outputs:
+                spec = None if output.finish is None else self._held.pop(output.rid, None)
+                if spec is not None:
+                    self._grammars.release(spec)
 
     def _window_stats(self) -> dict[str, int]:
         windows = self.scheduler.windows

@@ -51,6 +51,7 @@ class Counters:
     plain_rows: int = 0
     draft_invalid: int = 0
     worker_busy_ns: int = 0
+    mask_wait_ns: int = 0
     budget_steps: int = 0
     budget_drafts: int = 0
     trimmed_drafts: int = 0

@@ -108,6 +108,11 @@ def check_keywords(schema: dict[str, object]) -> None:
                 raise ValueError(_unknown(path, name))
 
 
+def subschemas(schema: dict[str, object]) -> Iterator[dict[str, object]]:
+    """All objects within a schema that are schemas, itself first."""
+    return (place for place, _ in _schemas(schema))
+
+
 def _schemas(schema: dict[str, object]) -> Iterator[tuple[dict[str, object], _Path]]:
     """All objects that are schemas, also those that only a reference makes one."""
     waiting: list[tuple[object, _Path]] = [(schema, None)]

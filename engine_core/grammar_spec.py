@@ -5,8 +5,9 @@ from typing import Literal
 import msgspec
 
 # json_schema: a JSON Schema; json_object: any JSON object, no text; regex: a regular expression
-# that the whole output matches; ebnf: GBNF or Lark; choice: a JSON list of strings.
-GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "choice"]
+# that the whole output matches; ebnf: GBNF or Lark; choice: a JSON list of strings;
+# structural_tag: a StructuralTag of structural_tag.py as JSON.
+GrammarKind = Literal["json_schema", "json_object", "regex", "ebnf", "choice", "structural_tag"]
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

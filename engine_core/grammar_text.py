@@ -5,6 +5,7 @@ what could nest too deep is refused before it is looked at.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from .grammar_depth import MAX_DEPTH, schema_depth
 from .grammar_keywords import check_keywords
 from .grammar_spec import GrammarSpec
 from .refusal import Refused
+from .structural_tag import StructuralTag, tag_grammar
 
 MAX_GRAMMAR_BYTES: Final = 64 * 1024
 _MAX_REASON: Final = 300
@@ -30,12 +32,16 @@ _NAMES: Final = {
     "regex": "regular expression",
     "ebnf": "GBNF or Lark grammar",
     "choice": "list of strings",
+    "structural_tag": "structural tag",
 }
 _POSITION: Final = re.compile(r"^(at )?\d+\(\d+\): ")
+_NO_TOKENS: Final[Mapping[str, int]] = {}
 
 
-def llguidance_grammar(spec: GrammarSpec) -> str | Refused:
+def llguidance_grammar(spec: GrammarSpec, special: Mapping[str, int] = _NO_TOKENS) -> str | Refused:
     """The grammar that ``LLMatcher`` takes, its syntax checked; else a refusal of ``spec.field``.
+
+    ``special``: the vocabulary's special tokens and their ids, which structural tags may hold.
 
     What only a tokenizer can tell (a special token's name in a Lark grammar, limits of the
     parser) is left to the matcher. Takes microseconds to about a second: run it off the loop for
@@ -50,7 +56,7 @@ def llguidance_grammar(spec: GrammarSpec) -> str | Refused:
             spec.field, f"has {size} bytes, the limit is {MAX_GRAMMAR_BYTES}; send a smaller one"
         )
     try:
-        grammar = _written(spec)
+        grammar = _written(spec, special)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         return grammar_refusal(spec, str(error))
     from llguidance import LLMatcher  # not for those that send no grammar
@@ -75,7 +81,7 @@ def grammar_refusal(spec: GrammarSpec, message: str) -> Refused:
     return Refused(spec.field, f"is no {_NAMES[spec.kind]} that works here: {told}")
 
 
-def _written(spec: GrammarSpec) -> str:
+def _written(spec: GrammarSpec, special: Mapping[str, int]) -> str:
     """``spec`` in llguidance's notation. Raises ValueError or MsgspecError."""
     from llguidance import LLMatcher
 
@@ -95,6 +101,11 @@ def _written(spec: GrammarSpec) -> str:
             # A literal in Lark is a JSON string.
             literals = " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
             return LLMatcher.grammar_from_lark(f"start: {literals}")
+        case "structural_tag":
+            tag = msgspec.json.decode(spec.text, type=StructuralTag)
+            for structure in tag.structures:
+                _check_schema(structure.schema)
+            return LLMatcher.grammar_from_lark(tag_grammar(tag, special))
 
 
 def _schema(text: str) -> str:
@@ -103,9 +114,13 @@ def _schema(text: str) -> str:
     schema = msgspec.json.decode(text)
     if not isinstance(schema, dict):
         raise ValueError("must be a JSON object; {} allows any JSON value")
+    _check_schema(schema)
+    return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
+
+
+def _check_schema(schema: dict[str, object]) -> None:
     _check_depth(schema_depth(schema))
     check_keywords(schema)
-    return LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
 
 
 def _lark(text: str) -> str:

@@ -259,6 +259,7 @@ class CoreStats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     window_peak_pages: int = 0
     illegal_drafts: int = 0
     forced_drafts: int = 0
+    wait_for_masks: float = 0.0
 
 
 class CoreError(msgspec.Struct, frozen=True, array_like=True, tag="core_error"):

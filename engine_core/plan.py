@@ -129,7 +129,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     bonus token of each row. ``proposed`` int32[R]: draft nodes that might be accepted: without the
     padding of a row for which the device had less to propose, and without what a budget or a cap
     leaves out. ``depths`` int32[R]: depth of the row's draft tree, so cut. ``busy_ns``: time the
-    worker spent on the step. ``wait_ns``: time a late-bound step waited for its drafts with nothing
+    worker spent on the step, without ``mask_wait_ns``, for which its device waited for grammars'
+    masks. ``wait_ns``: time a late-bound step waited for its drafts with nothing
     else to run (the controller's cost of late binding; 0 if not late-bound).
     ``confidence`` float32[D, G]: of each verify row with room for drafts, the chance that draft k
     is accepted if all before it are; empty unless it plans verify lengths. ``trimmed`` int32[R]:
@@ -153,3 +154,4 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag="step_result"
     illegal: int = 0
     forced: int = 0
     prompt_logprobs: tuple[RowLogprobs, ...] = ()
+    mask_wait_ns: int = 0

@@ -189,6 +189,7 @@ class Scheduler:
         if self.windows is not None:
             self.windows.done(self.done_step)
         self.counters.worker_busy_ns += result.busy_ns
+        self.counters.mask_wait_ns += result.mask_wait_ns
         self._end_copies(flight)
         committed = self._apply_rows(flight, result)
         self._settle()

@@ -46,13 +46,21 @@ class ChatTemplate:
                 Refused("chat_template", f"the model's template does not compile: {error}")
             ) from error
 
-    def render(self, messages: Sequence[dict[str, object]], add_generation_prompt: bool) -> str:
-        """Prompt text. Raises RefusedError when the template refuses the messages."""
+    def render(
+        self,
+        messages: Sequence[dict[str, object]],
+        add_generation_prompt: bool,
+        tools: Sequence[dict[str, object]] | None = None,
+    ) -> str:
+        """Prompt text; ``tools`` as OpenAI's objects.
+
+        Raises RefusedError when the template refuses the messages.
+        """
         try:
             return self._template.render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=tools,
                 documents=None,
                 **self._special_tokens,
             )
@@ -63,13 +71,17 @@ class ChatTemplate:
 
 
 def load_chat_template(
-    folder: Path, configured: object, special_tokens: dict[str, str]
+    folder: Path, configured: object, special_tokens: dict[str, str], name: str = "default"
 ) -> ChatTemplate | None:
     """The template of ``chat_template.jinja``, else of tokenizer_config.json, else None.
 
-    ``configured`` is text, or a list of ``{"name", "template"}`` of which "default" counts.
+    ``configured`` is text, or a list of ``{"name", "template"}`` of which ``name`` counts. Others
+    than the default have a file of their own in ``additional_chat_templates``.
     """
-    file = folder / "chat_template.jinja"
+    default = name == "default"
+    file = folder / (
+        "chat_template.jinja" if default else f"additional_chat_templates/{name}.jinja"
+    )
     if file.is_file():
         try:
             return ChatTemplate(file.read_text("utf-8"), special_tokens)
@@ -81,12 +93,28 @@ def load_chat_template(
             reason = f"{folder} lists templates that are not objects with name and template"
             raise RefusedError(Refused("chat_template", reason))
         named = {entry.get("name"): entry.get("template") for entry in configured}
-        configured = named.get("default")
-    return ChatTemplate(configured, special_tokens) if isinstance(configured, str) else None
+        return _compiled(named.get(name), special_tokens)
+    return _compiled(configured, special_tokens) if default else None
 
 
-def _tojson(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _compiled(source: object, special_tokens: dict[str, str]) -> ChatTemplate | None:
+    return ChatTemplate(source, special_tokens) if isinstance(source, str) else None
+
+
+def _tojson(
+    value: object,
+    indent: int | None = None,
+    ensure_ascii: bool = False,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

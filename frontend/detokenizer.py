@@ -90,7 +90,7 @@ class StopHold:
         if not self._stops:
             return text
         held = self._held + text
-        cut = len(held) - max(_tail(held, stop) for stop in self._stops)
+        cut = len(held) - max(begun_length(held, stop) for stop in self._stops)
         self._held = held[cut:]
         return held[:cut]
 
@@ -108,10 +108,10 @@ class StopHold:
         return rest
 
 
-def _tail(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that is a proper prefix of ``stop``."""
-    longest = min(len(stop) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+def begun_length(text: str, word: str) -> int:
+    """Length of the longest end of ``text`` that is a proper prefix of ``word``."""
+    longest = min(len(word) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(word[:n])), 0)
 
 
 class Detokenizer:

@@ -13,10 +13,12 @@ from ..engine_core.grammar_spec import GrammarKind, GrammarSpec
 from ..engine_core.grammar_text import MAX_GRAMMAR_BYTES, llguidance_grammar
 from ..engine_core.refusal import Refused, RefusedError
 from .errors import refused_by
+from .structural_tags import tag_text
 
 # Up to here the syntax is checked at once, in a millisecond or a few; of longer texts by the core.
 _CHECKED_CHARS: Final = 8 * 1024
 
+_FORMAT_TYPES: Final = ("text", "json_object", "json_schema", "structural_tag")
 Schema = str | dict[str, object]  # the text of a JSON Schema, or the schema itself
 
 
@@ -28,6 +30,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: Schema | None = None
     disable_fallback: bool | None = None
     disable_any_whitespace: bool | None = None
 
@@ -43,6 +46,7 @@ class GrammarFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
+    structural_tag: Schema | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
@@ -56,10 +60,16 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's object: ``type`` is text, json_object or json_schema."""
+    """OpenAI's object, and structural_tag, which SGLang and vLLM have beside its types.
+
+    The last three are those of a structural tag.
+    """
 
     type: str = "text"
     json_schema: JsonSchemaFormat | None = None
+    structures: list[dict[str, object]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, object] | None = None
 
 
 FIELDS: Final = GrammarFields.__struct_fields__
@@ -72,6 +82,7 @@ _KINDS: Final[dict[str, GrammarKind]] = {
     "guided_choice": "choice",
     "guided_grammar": "ebnf",
     "guided_json_object": "json_object",
+    "structural_tag": "structural_tag",
 }
 _STRUCTURED_KINDS: Final[dict[str, GrammarKind]] = {
     "json": "json_schema",
@@ -79,6 +90,7 @@ _STRUCTURED_KINDS: Final[dict[str, GrammarKind]] = {
     "choice": "choice",
     "grammar": "ebnf",
     "json_object": "json_object",
+    "structural_tag": "structural_tag",
 }
 
 
@@ -152,6 +164,8 @@ def grammar_spec(kind: GrammarKind, value: object, field: str) -> GrammarSpec | 
         return None
     if kind == "json_object":
         return GrammarSpec(kind, "", field)
+    if kind == "structural_tag" and isinstance(value, str | dict):
+        return GrammarSpec(kind, tag_text(value, field), field)
     if isinstance(value, str):
         return GrammarSpec(kind, value, field)
     if value == []:
@@ -183,16 +197,19 @@ def _asked_format(asked: ResponseFormat | None, prefix: str) -> Iterator[Grammar
     if asked is None:
         return
     name = prefix + "response_format"
-    if asked.type not in ("text", "json_object", "json_schema"):
-        raise RefusedError(
-            Refused(f"{name}.type", f"must be text, json_object or json_schema, got {asked.type!r}")
-        )
-    if asked.json_schema is not None and asked.type != "json_schema":
-        raise RefusedError(
-            Refused(f"{name}.json_schema", f"needs type json_schema, got {asked.type!r}")
-        )
+    if asked.type not in _FORMAT_TYPES:
+        reason = f"must be one of {', '.join(_FORMAT_TYPES)}, got {asked.type!r}"
+        raise RefusedError(Refused(f"{name}.type", reason))
+    for field in asked.__struct_fields__[1:]:
+        kind = "json_schema" if field == "json_schema" else "structural_tag"
+        if getattr(asked, field) is not None and asked.type != kind:
+            raise RefusedError(Refused(f"{name}.{field}", f"needs type {kind}, got {asked.type!r}"))
     if asked.type == "json_object":
         yield GrammarSpec("json_object", "", name)
+    elif asked.type == "structural_tag":
+        parts = {field: getattr(asked, field) for field in ("structures", "triggers", "format")}
+        given = {field: part for field, part in parts.items() if part is not None}
+        yield GrammarSpec("structural_tag", tag_text(given, name), name)
     elif asked.type == "json_schema":
         schema = None if asked.json_schema is None else asked.json_schema.schema
         spec = grammar_spec("json_schema", schema, f"{name}.json_schema")

@@ -163,6 +163,7 @@ def _counters(stats: CoreStats, info: CoreInfo) -> Iterator[Metric]:
         ("core_propose_cpu_seconds", "CPU time of host drafting", stats.propose_cpu),
         ("worker_busy_seconds", "time the worker computed", stats.worker_busy),
         ("wait_for_drafts_seconds", "time steps waited for host drafts", stats.wait_for_drafts),
+        ("wait_for_masks_seconds", "time the GPU waited for grammars' masks", stats.wait_for_masks),
     ):
         yield CounterMetricFamily(PREFIX + name, text, value=value)
     per_position = CounterMetricFamily(

@@ -40,8 +40,15 @@ class NoTokenizer(Tokenizer):
         """The bytes of :meth:`token_text`."""
         return self.token_text(token).encode()
 
+    def is_special(self, text: str) -> bool:
+        """False: no text is a token."""
+        return False
+
     def render_chat(
-        self, messages: Sequence[dict[str, object]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[dict[str, object]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[dict[str, object]] | None = None,
     ) -> str:
         """Raises RefusedError."""
         raise RefusedError(Refused("messages", f"a conversation {_REASON} to a completion", 501))

@@ -43,6 +43,7 @@ async def serve(
         settings=_settings(config, server),
         api_key=server.api_key,
         corpus_max_tokens=config.speculative_ngram_external_corpus_max_tokens,
+        tool_call_parser=server.tool_call_parser,
     )
     stop = asyncio.Event()
     port = 0

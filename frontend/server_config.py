@@ -39,6 +39,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     zmq_curve_clients_dir: Annotated[
         str | None, Doc(description="folder with the CURVE public keys of the clients let in")
     ] = None
+    tool_call_parser: Annotated[
+        Literal["hermes", "llama3_json", "mistral", "pythonic"] | None,
+        Doc(description="how the model writes tool calls; needed for tool_choice auto"),
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Doc(description="what the server logs")
     ] = "info"

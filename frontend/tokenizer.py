@@ -22,11 +22,12 @@ class Tokenizer:
         self._rust = _load_rust(self.folder / "tokenizer.json")
         config = _load_config(self.folder / "tokenizer_config.json")
         self.special_tokens = _special_tokens(config)
-        self.chat_template: ChatTemplate | None = load_chat_template(
-            self.folder, config.get("chat_template"), self.special_tokens
-        )
+        templates = self.folder, config.get("chat_template"), self.special_tokens
+        self.chat_template: ChatTemplate | None = load_chat_template(*templates)
+        self._tool_template = load_chat_template(*templates, name="tool_use")
         added = self._rust.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._special_texts = frozenset(t.content for t in added.values() if t.special)
         self.max_id = max(self._rust.get_vocab(with_added_tokens=True).values(), default=-1)
         decoder = json.loads(self._rust.to_str())["decoder"]
         self._byte_level = "ByteLevel" in json.dumps(decoder)
@@ -45,6 +46,10 @@ class Tokenizer:
     def eos_token(self) -> str | None:
         """Text of the end-of-sequence token, if the model has one."""
         return self.special_tokens.get("eos_token")
+
+    def is_special(self, text: str) -> bool:
+        """Whether ``text`` is a special token, which answers leave out."""
+        return text in self._special_texts
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. Raises RefusedError for text that is not valid Unicode."""
@@ -84,13 +89,18 @@ class Tokenizer:
         return self.token_text(token).encode()
 
     def render_chat(
-        self, messages: Sequence[dict[str, object]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[dict[str, object]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[dict[str, object]] | None = None,
     ) -> str:
-        """Prompt text of a conversation by the model's chat template.
+        """Prompt text of a conversation by the model's chat template; with ``tools`` by that for
+        tools, where the model has one.
 
         Raises RefusedError when the model has no template or the template refuses the messages.
         """
-        if self.chat_template is None:
+        template = (self._tool_template if tools else None) or self.chat_template
+        if template is None:
             raise RefusedError(
                 Refused(
                     "messages",
@@ -98,7 +108,7 @@ class Tokenizer:
                     "/v1/completions, or add a chat_template to its tokenizer_config.json",
                 )
             )
-        return self.chat_template.render(messages, add_generation_prompt)
+        return template.render(messages, add_generation_prompt, tools)
 
 
 def _load_rust(path: Path) -> tokenizers.Tokenizer:

@@ -9,7 +9,7 @@ from ...engine_core.plan import StepPlan
 from ...kernels.force_accept_gpu import force_accept
 from ...kernels.greedy_argmax_gpu import greedy_argmax
 from ...kernels.kv_move_gpu import move_accepted
-from ...kernels.logit_masks import allow_all, mask_words
+from ...kernels.logit_masks import FREE, mask_words
 from ...kernels.logit_masks_gpu import mask_logits
 from ...kernels.step_layout_gpu import lay_out
 from ...kernels.threshold_sample import Thresholds
@@ -73,6 +73,16 @@ class Forwarded(NamedTuple):
     features: torch.Tensor
     hidden: torch.Tensor
     edited: torch.Tensor | None = None
+
+
+class StepMasks(NamedTuple):
+    """Masks of a step's N nodes, see ``kernels/logit_masks``: ``places`` int32[N] and ``bits``
+    int32[N, W], one behind the other in ``block``, which is written at once.
+    """
+
+    block: torch.Tensor
+    places: torch.Tensor
+    bits: torch.Tensor
 
 
 class Choice(NamedTuple):
@@ -153,13 +163,14 @@ class DeviceStep:
         device = self.state.seq_lens.device
         return torch.empty(rows * (fields + width), dtype=torch.int32, device=device)
 
-    def new_masks(self, nodes: int) -> torch.Tensor:
-        """int32[N, W]: masks of as many nodes, which forbid nothing."""
-        vocab = self.state.edits.history.shape[1]
-        device = self.state.seq_lens.device
-        masks = torch.empty(nodes, mask_words(vocab), dtype=torch.int32, device=device)
-        allow_all(masks)
-        return masks
+    def new_masks(self, nodes: int) -> StepMasks:
+        """Room for the masks of as many nodes, which forbid nothing."""
+        words = mask_words(self.state.edits.history.shape[1])
+        block = torch.empty(
+            nodes * (1 + words), dtype=torch.int32, device=self.state.seq_lens.device
+        )
+        places = block[:nodes].fill_(FREE)
+        return StepMasks(block, places, block[nodes:].view(nodes, words))
 
     def split_output(self, out: torch.Tensor, rows: int, width: int) -> StepOutput:
         """Views of a step's output."""
@@ -226,8 +237,8 @@ class DeviceStep:
             return found
         return found._replace(edited=self._edited(laid, found.logits))
 
-    def finish(self, laid: LaidOut, found: Forwarded, masks: torch.Tensor | None = None) -> Choice:
-        """A: processors and acceptance. ``masks`` int32[N, W]: see ``kernels/logit_masks``."""
+    def finish(self, laid: LaidOut, found: Forwarded, masks: StepMasks | None = None) -> Choice:
+        """A: processors and acceptance. ``masks``: of steps with grammars."""
         batch, logits = laid.batch, found.logits
         targets = batch.positions.new_empty(0)
         if logits is not None:
@@ -251,13 +262,11 @@ class DeviceStep:
             return logits
         return edited_logits(logits, laid.batch, laid.staging, self.state, laid.shape.width)
 
-    def _target(
-        self, laid: LaidOut, edited: torch.Tensor, masks: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _target(self, laid: LaidOut, edited: torch.Tensor, masks: StepMasks | None) -> torch.Tensor:
         """Targets int64[N] from edited logits [N, V]."""
         shape, staging = laid.shape, laid.staging
         if masks is not None:
-            mask_logits(edited, masks)
+            mask_logits(edited, masks.places, masks.bits)
         if not shape.sampled:
             return greedy_argmax(edited, pdl=self._pdl)
         sampling, all_nodes = self.state.sampling, shape.nodes is None

@@ -4,6 +4,8 @@ Matchers stand where the latest collected result left them, so a step's masks ar
 before it was collected; until then its segment A waits.
 """
 
+import time
+
 import numpy as np
 import torch
 
@@ -11,19 +13,24 @@ from ...engine_core.grammar_compiler import GrammarCompiler
 from ...engine_core.ids import I32
 from ...engine_core.plan import HostDrafts, StepPlan
 from ...engine_core.refusal import Refused
-from ...kernels.logit_masks import allow_all
+from ...kernels.logit_masks import DEAD, FREE
 from ..sampling.slot_grammars import RowTokens, SiftedDrafts, SlotGrammars
+from .device_step import StepMasks
 from .packer import Packed
 from .pinned_ring import PinnedRing
+from .rows_to_come import MaskWait
 
 
 class GrammarSteps:
-    """The grammars of a GPU's slots. ``device``: the GPU's, or a CPU's in Triton's interpreter."""
+    """The grammars of a GPU's slots. ``device``: the GPU's, or a CPU's in Triton's interpreter.
+
+    For reports: ``mask_nodes`` had masks so far, which took the host ``mask_ns``.
+    """
 
     def __init__(self, compiler: GrammarCompiler, device: torch.device) -> None:
         self._grammars = SlotGrammars(compiler)
-        self._device = device
         self._masks = PinnedRing(device.type == "cuda")
+        self.mask_ns = self.mask_nodes = 0
 
     def enter(self, plan: StepPlan) -> None:
         """Requests enter their slots, whose last steps are collected."""
@@ -37,18 +44,27 @@ class GrammarSteps:
         """The host's drafts without what grammars forbid, with what they force."""
         return self._grammars.sift(plan, drafts)
 
-    def fill(self, masks: torch.Tensor, packed: Packed, rows: RowTokens) -> None:
-        """Write the step's masks into ``masks`` int32[N, W] on the device; all else is allowed."""
-        found = self._grammars.masks(packed.slots, packed.kinds.tobytes(), rows)
-        count, size = found.bits.shape
-        allow_all(masks)
-        if not count:
-            return
-        host = self._masks.take(count * (1 + size))
-        host[:count] = torch.from_numpy(found.nodes)
-        host[count:] = torch.from_numpy(found.bits).flatten()
-        block = host.to(self._device, non_blocking=True)
-        masks.index_copy_(0, block[:count].long(), block[count:].view(count, size))
+    def fill(self, masks: StepMasks, packed: Packed, rows: RowTokens, wait: MaskWait) -> None:
+        """Write the step's masks to the device; ``wait`` ends with the host's part."""
+        began = time.perf_counter_ns()
+        nodes = len(masks.places)
+        host: torch.Tensor
+
+        def new_block(count: int, words: int) -> I32:
+            """Behind the places: one copy takes both."""
+            nonlocal host
+            host = self._masks.take(len(masks.block))[: nodes + count * words]
+            made: I32 = host[nodes:].view(count, words).numpy()
+            return made
+
+        found = self._grammars.masks(packed.slots, packed.kinds.tobytes(), rows, new_block)
+        places = host[:nodes].numpy()
+        places.fill(FREE)
+        places[found.nodes] = np.where(found.dead, DEAD, np.arange(len(found.nodes)))
+        self.mask_ns += time.perf_counter_ns() - began
+        self.mask_nodes += len(found.nodes)
+        wait.end.record()
+        masks.block[: len(host)].copy_(host, non_blocking=True)
 
     def advance(self, packed: Packed, lens: I32, emitted: I32) -> None:
         """Move over what a collected step's rows emitted: int32[R], and their tokens joined."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 
-from .device_step import DeviceStep, Forwarded, LaidOut, StepShape
+from .device_step import DeviceStep, Forwarded, LaidOut, StepMasks, StepShape
 from .staging import StagingShape, StagingViews, field_lengths, split_device
 from .tier_shapes import tier_shape, tier_staging
 from .tiers import Tier
@@ -30,14 +30,14 @@ class Recorded(Protocol):
 class LaterParts:
     """Segments F and A of a step in which the host has a say in between, from what D ``laid`` out.
 
-    ``found``: what F gave, edited. ``masks`` int32[N, W]: what A reads (``kernels/logit_masks``).
+    ``found``: what F gave, edited. ``masks``: what A reads.
     """
 
     forward: Recorded
     finish: Recorded
     laid: Callable[[], LaidOut]
     found: Callable[[], Forwarded]
-    masks: torch.Tensor
+    masks: StepMasks
 
 
 @dataclass(frozen=True, slots=True)

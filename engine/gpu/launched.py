@@ -11,6 +11,7 @@ from ..sampling.slot_processors import ProcessorWork
 from .device_step import DeviceStep
 from .marks import Mark
 from .packer import Packed
+from .rows_to_come import MaskWait
 
 
 class Output(NamedTuple):
@@ -30,7 +31,8 @@ class Launched:
     """A step on its way; its result is complete once ``done`` has passed.
 
     ``out``: its output on the host; ``verified``: its query tokens at most; ``illegal`` and
-    ``forced``: see StepResult; ``work``: what custom processors did; for the others see Output.
+    ``forced``: see StepResult; ``mask_wait``: of steps in which the host has a say, ``work``: what
+    custom processors did; for the others see Output.
     """
 
     plan: StepPlan
@@ -48,7 +50,14 @@ class Launched:
     verified: int
     illegal: int = 0
     forced: int = 0
+    mask_wait: MaskWait | None = None
     work: ProcessorWork | None = None
+
+    def mask_wait_ns(self) -> int:
+        """For how long the device stood and waited for the host; the end must have passed."""
+        if self.mask_wait is None:
+            return 0
+        return int(self.mask_wait.begin.elapsed_time(self.mask_wait.end) * 1e6)
 
 
 class Answer(NamedTuple):

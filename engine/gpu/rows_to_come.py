@@ -40,6 +40,13 @@ class RowsToCome(NamedTuple):
         return RowTokens(cu_q[first], cu_q[last], node_cu[first], node_cu[last], tokens, parents)
 
 
+class MaskWait(NamedTuple):
+    """Segment A's wait for the host by the device's clock: from the end of F to what it gives."""
+
+    begin: Mark
+    end: Mark
+
+
 class RowFetch:
     """Has rows copied. ``device``: the GPU's, or a CPU's in Triton's interpreter."""
 
@@ -63,3 +70,9 @@ class RowFetch:
             places = np.arange(packed.rows)
         rows = places.astype(np.int32)
         return RowsToCome(host, len(staging.slots), len(batch.input_ids), rows, done)
+
+    def wait(self) -> MaskWait:
+        """The wait for the host that begins behind what was enqueued so far."""
+        begin = new_mark(self._device)
+        begin.record()
+        return MaskWait(begin, new_mark(self._device))

@@ -10,21 +10,21 @@ import torch
 from ...engine_core.ids import I32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ...engine_core.refusal import Refused
-from ...kernels.logit_masks import allow_all
+from ...kernels.logit_masks import FREE
 from ...kernels.logit_masks_gpu import mask_logits
 from ..row_errors import row_error
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
 from ..sampling.prompt_scores import Piece, score_prompts
 from ..sampling.slot_processors import ProcessorWork, SlotProcessors
-from .device_step import Choice, DeviceStep, Forwarded
+from .device_step import Choice, DeviceStep, Forwarded, StepMasks
 from .grammar_steps import GrammarSteps
 from .graphs import StepGraphs
 from .launched import Launched, Output, read_answer
 from .marks import Mark, new_mark
 from .packer import Packed, StepPacker, fill
 from .pinned_ring import PinnedRing
-from .rows_to_come import RowFetch, RowsToCome
+from .rows_to_come import MaskWait, RowFetch, RowsToCome
 from .staging import field_lengths, split_device
 from .tier_shapes import exact_shape, exact_staging, tier_shape, tier_staging
 from .tiers import Tier, Tiers
@@ -50,10 +50,14 @@ _NO_SCORES = Scored(_NO_LOGPROBS, _NO_LOGPROBS)
 
 
 class Started(NamedTuple):
-    """A step whose target runs. ``finish`` enqueues the rest, once, and gives log-probabilities."""
+    """A step whose target runs. ``finish`` enqueues the rest, once, and gives log-probabilities.
+
+    ``mask_wait``: between the two, where the host has a say.
+    """
 
     output: Output
     finish: Callable[[], Scored]
+    mask_wait: MaskWait | None = None
 
 
 class GpuStepRunner:
@@ -61,7 +65,8 @@ class GpuStepRunner:
 
     For reports: ``decode_steps`` (of verify rows alone), ``prefill_steps`` (all others) and those
     of either that replayed a graph count what was launched; ``gap_ns`` is the time between one
-    step's end and the next one's begin on the device.
+    step's end and the next one's begin on the device, ``mask_wait_ns`` that within steps where it
+    waited for the host: for grammars' masks, or for custom processors to be called.
     ``wait`` waits until the device has passed a step's end. ``aligns``: a budget takes what its
     graph would be padded with. ``grammars``, ``processors``: of the slots' requests; a step with
     such rows ends when the one before was collected.
@@ -89,7 +94,7 @@ class GpuStepRunner:
         pinned = device.type == "cuda"
         self._inputs, self._outputs = PinnedRing(pinned), PinnedRing(pinned)
         self.decode_steps = self.replays = self.prefill_steps = self.prefill_replays = 0
-        self.gap_ns = 0
+        self.gap_ns = self.mask_wait_ns = 0
         self._last_done: Mark | None = None
         self._replayed: set[Tier] = set()
         self._grammars = grammars
@@ -142,6 +147,7 @@ class GpuStepRunner:
         launched = Launched(
             plan, drafts, packed, host.numpy(), output.rows, output.width, output.places, began,
             done, (), (), wait_ns, packed.tokens if verified is None else verified, illegal, forced,
+            started.mask_wait,
         )  # fmt: skip
 
         def finish() -> None:
@@ -178,6 +184,8 @@ class GpuStepRunner:
         if self._last_done is not None:
             self.gap_ns += int(self._last_done.elapsed_time(launched.began) * 1e6)
         self._last_done = launched.done
+        mask_wait_ns = launched.mask_wait_ns()
+        self.mask_wait_ns += mask_wait_ns
         packed, answer = launched.packed, read_answer(self._step, launched)
         lens, grid = answer.lens, answer.grid
         emitted = grid[np.arange(launched.width) < lens[:, None]]
@@ -195,13 +203,14 @@ class GpuStepRunner:
             logprobs=launched.logprobs,
             prompt_logprobs=launched.prompt_logprobs,
             errors=errors,
-            busy_ns=int(launched.began.elapsed_time(launched.done) * 1e6),
+            busy_ns=int(launched.began.elapsed_time(launched.done) * 1e6) - mask_wait_ns,
             batch_tokens=launched.verified,
             wait_ns=launched.wait_ns,
             confidence=answer.confidence,
             trimmed=answer.trimmed,
             illegal=launched.illegal,
             forced=launched.forced,
+            mask_wait_ns=mask_wait_ns,
         )
 
     @torch.inference_mode()
@@ -370,13 +379,14 @@ class GpuStepRunner:
             return Started(output, lambda: _NO_SCORES)
         come = self._rows.fetch(later.laid(), packed, tier.rows)
         later.forward.replay()
+        wait = self._rows.wait()
 
         def finish() -> Scored:
-            work = self._intervene(features, packed, come, later.found(), later.masks)
+            work = self._intervene(features, packed, come, later.found(), later.masks, wait)
             later.finish.replay()
             return _NO_SCORES._replace(work=work)
 
-        return Started(output, finish)
+        return Started(output, finish, wait)
 
     def _intervene(
         self,
@@ -384,18 +394,21 @@ class GpuStepRunner:
         packed: Packed,
         come: RowsToCome,
         found: Forwarded,
-        masks: torch.Tensor,
+        masks: StepMasks,
+        wait: MaskWait,
     ) -> ProcessorWork | None:
         """What the host has to say between F and A: grammars mask logits, processors edit them."""
         rows = come.wait()
         if features & _GRAMMAR and self._grammars is not None:
-            self._grammars.fill(masks, packed, rows)
+            self._grammars.fill(masks, packed, rows, wait)
         else:
-            allow_all(masks)
+            masks.places.fill_(FREE)
+            wait.end.record()
         if not features & _PROCESSORS or self._processors is None or found.edited is None:
             return None
         if features & _GRAMMAR:
-            mask_logits(found.edited, masks)  # A does so again: what processors see has it already
+            # A does so again: what processors see has it already.
+            mask_logits(found.edited, masks.places, masks.bits)
         work = self._processors.work(packed.slots, packed.kinds.tobytes(), rows)
         work.apply(found.edited)
         return work
@@ -425,12 +438,15 @@ class GpuStepRunner:
         if masked:
             come = self._rows.fetch(laid, packed, max(0, packed.verify_rows))
         found = step.forward(laid)
+        wait = None if come is None or found.logits is None else self._rows.wait()
 
         def finish() -> Scored:
-            after, masks, work = found, None, None
-            if come is not None and found.logits is not None:
+            after, work = found, None
+            masks: StepMasks | None = None
+            if come is not None and wait is not None:
+                assert found.logits is not None, "no wait without logits"
                 after, masks = step.edit(laid, found), step.new_masks(len(found.logits))
-                work = self._intervene(features, packed, come, after, masks)
+                work = self._intervene(features, packed, come, after, masks, wait)
             choice = step.finish(laid, after, masks)
             logprobs = scores = _NO_LOGPROBS
             if features & _LOGPROBS and step.decides:
@@ -439,7 +455,7 @@ class GpuStepRunner:
                 scores = self._scores(pieces, choice)
             return Scored(logprobs, scores, work)
 
-        return Started(Output(out, packed.rows, width, slice(0, packed.rows)), finish)
+        return Started(Output(out, packed.rows, width, slice(0, packed.rows)), finish, wait)
 
     def _scores(self, pieces: list[Piece], choice: Choice) -> tuple[RowLogprobs, ...]:
         """Log-probabilities of prompt tokens; rows may have been cut on the device."""

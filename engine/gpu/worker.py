@@ -127,13 +127,16 @@ class GpuWorker:
     @property
     def counts(self) -> DeviceCounts:
         """Steps, replays and the device's idle time since the graphs were captured."""
-        runner = self._runner
+        runner, grammars = self._runner, self._grammars
         return DeviceCounts(
             runner.decode_steps,
             runner.replays,
             runner.gap_ns,
             runner.prefill_steps,
             runner.prefill_replays,
+            runner.mask_wait_ns,
+            0 if grammars is None else grammars.mask_ns,
+            0 if grammars is None else grammars.mask_nodes,
         )
 
     def set_verify_width(self, width: int) -> None:
@@ -234,6 +237,7 @@ class GpuWorker:
                 return result
         raise WorkerFailed(f"the worker failed:\n{self._failure or 'no step was launched'}")
 
+    @torch.inference_mode()
     def reset(self) -> None:
         """Forget every slot (only while idle); KV contents become meaningless."""
         self._runner.reset()

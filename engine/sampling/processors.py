@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...kernels.logit_edits import MASKED
-from ...kernels.logit_masks import mask_logits
+from ...kernels.logit_masks import DEAD, FREE, mask_logits
 from .nodes import Nodes
 from .slot_edits import SlotEdits
 from .slot_grammars import NodeMasks
@@ -67,9 +67,9 @@ def apply_bans(logits: torch.Tensor, nodes: Nodes, edits: SlotEdits) -> None:
 def apply_masks(logits: torch.Tensor, nodes: Nodes, masks: NodeMasks) -> None:
     """Mask in logits float32[M, V] what grammars forbid; a row that may have nothing becomes NaN.
 
-    ``masks.nodes`` are some of ``nodes``, in their order.
+    ``masks.nodes`` are some of ``nodes``, which rise.
     """
-    rows = torch.from_numpy(np.searchsorted(nodes.index.numpy(), masks.nodes))
-    part = logits[rows]
-    mask_logits(part, torch.from_numpy(masks.bits))
-    logits[rows] = part
+    places = np.full(len(logits), FREE, dtype=np.int32)
+    rows = np.searchsorted(nodes.index.numpy(), masks.nodes)
+    places[rows] = np.where(masks.dead, DEAD, np.arange(len(rows)))
+    mask_logits(logits, torch.from_numpy(places), torch.from_numpy(masks.bits))

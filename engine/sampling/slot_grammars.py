@@ -1,15 +1,18 @@
 """The grammars of the requests in slots: where each stands, and what it allows next."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher
 
 from ...engine_core.grammar_compiler import GrammarCompiler
 from ...engine_core.grammar_spec import GrammarSpec
 from ...engine_core.grammar_text import grammar_refusal
-from ...engine_core.grammar_walk import legal_nodes, walk_masks
+from ...engine_core.grammar_walk import ALL, MaskChain, legal_nodes, path_to, plan_masks
 from ...engine_core.ids import I32, I64, RowKind, i32, u8
 from ...engine_core.plan import HostDrafts, StepPlan
 from ...engine_core.refusal import Refused
@@ -33,11 +36,12 @@ class RowTokens(NamedTuple):
 
 class NodeMasks(NamedTuple):
     """The tokens allowed at the step's nodes ``nodes`` int64[M]: ``bits`` int32[M, W] as
-    ``kernels/logit_masks`` has them.
+    ``kernels/logit_masks`` has them. Where ``dead`` bool[M] nothing is.
     """
 
     nodes: I64
     bits: I32
+    dead: npt.NDArray[np.bool_]
 
 
 class SiftedDrafts(NamedTuple):
@@ -52,13 +56,31 @@ class SiftedDrafts(NamedTuple):
 class _Slot:
     """A request's grammar: a matcher behind ``text``, what the request has said so far.
 
-    ``wrong``: why a node of its latest step may have nothing.
+    ``automaton``: a number of the one that the matcher shares. ``wrong``: why a node of its latest
+    step may have nothing.
     """
 
     spec: GrammarSpec
     matcher: LLMatcher
+    automaton: int
     text: list[int]
     wrong: str | None = None
+
+
+_MOVED_TEXT = 128  # tokens that a step has time to walk again
+
+
+class _Asked(NamedTuple):
+    """A row whose nodes need masks: ``tokens`` and ``parents`` as in ``plan_masks``."""
+
+    slot: _Slot
+    first_node: int
+    tokens: list[int]
+    parents: list[int]
+
+
+def _fresh_block(rows: int, words: int) -> I32:
+    return np.empty((rows, words), dtype=np.int32)
 
 
 class SlotGrammars:
@@ -82,7 +104,7 @@ class SlotGrammars:
             self._slots.pop(init.slot, None)
             spec = init.params.grammar
             if spec is not None:
-                entered = _Slot(spec, self._compiler.matcher(spec), [])
+                entered = _Slot(spec, *self._compiler.begin(spec), [])
                 self._move(entered, i32(init.output).tolist())
                 self._slots[init.slot] = entered
 
@@ -131,17 +153,68 @@ class SlotGrammars:
         )
         return SiftedDrafts(made, illegal, forced)
 
-    def masks(self, slots: I32, kinds: bytes, rows: RowTokens) -> NodeMasks:
-        """What is allowed at the nodes of the step's rows that have a grammar."""
-        chosen: list[int] = []
-        parts: list[I32] = []
-        words = self._compiler.mask_words
+    def masks(
+        self,
+        slots: I32,
+        kinds: bytes,
+        rows: RowTokens,
+        new_block: Callable[[int, int], I32] = _fresh_block,
+    ) -> NodeMasks:
+        """What is allowed at the nodes of the step's rows that have a grammar.
+
+        ``new_block`` gives the memory of int32[M, W] for the masks.
+        """
+        if self._compiler.mask_threads.count > 1:
+            self._spread()
+        asked = self._asked(slots, kinds, rows)
+        # Chains of one automaton stand together: they would wait for each other in two threads.
+        asked.sort(key=lambda one: one.slot.automaton)
+        total = sum(len(one.parents) for one in asked)
+        block = new_block(total, self._compiler.mask_words)
+        nodes = np.empty(total, dtype=np.int64)
+        chains: list[MaskChain] = []
+        planned: list[tuple[_Asked, list[MaskChain], list[int]]] = []
+        row, eos = 0, self._compiler.eos_ids
+        for one in asked:
+            count = len(one.parents)
+            if count > 1:
+                block[row : row + count] = ALL
+            tree = plan_masks(one.slot.matcher, one.tokens, one.parents, eos, row)
+            nodes[tree.rows] = range(one.first_node, one.first_node + count)
+            chains += tree.chains
+            planned.append((one, *tree))
+            row += count
+        self._compiler.mask_threads.fill(chains, block)
+        for one, made, places in planned:
+            one.slot.wrong = None
+            if any(chain.matcher.is_error() for chain in made):
+                self._walk_anew(one.slot, one.tokens, one.parents, block, places)
+        return NodeMasks(nodes, block, np.bitwise_or.reduce(block, axis=1) == 0)
+
+    def _spread(self) -> None:
+        """Move one slot of the most crowded automaton to another that its grammar has by now.
+
+        What is asked of one automaton is done by one thread at a time.
+        """
+        crowds = Counter(mine.automaton for mine in self._slots.values())
+        if not crowds:
+            return
+        automaton, crowd = crowds.most_common(1)[0]
+        theirs = (mine for mine in self._slots.values() if mine.automaton == automaton)
+        mine = next((mine for mine in theirs if len(mine.text) <= _MOVED_TEXT), None)
+        if crowd < 2 or mine is None:
+            return
+        matcher, other = self._compiler.begin(mine.spec)
+        if crowds[other] + 1 < crowd and matcher.consume_tokens(mine.text):
+            mine.matcher, mine.automaton = matcher, other
+
+    def _asked(self, slots: I32, kinds: bytes, rows: RowTokens) -> list[_Asked]:
+        asked: list[_Asked] = []
         for row, slot in enumerate(slots.tolist()):
             mine = self._slots.get(slot)
             first, last = int(rows.node_begins[row]), int(rows.node_ends[row])
             if mine is None or first == last:
                 continue
-            bits = np.zeros((last - first, words + 1), dtype=np.int32)
             tokens = parents = [-1]
             if kinds[row] == RowKind.VERIFY:
                 begin, end = int(rows.begins[row]), int(rows.ends[row])
@@ -149,15 +222,8 @@ class SlotGrammars:
                 parents = list(range(-1, end - begin - 1))
                 if rows.parents is not None:
                     parents = rows.parents[begin:end].tolist()
-            eos = self._compiler.eos_ids
-            mine.wrong = walk_masks(mine.matcher, tokens, parents, eos, bits[:, :words])
-            if mine.wrong is not None:
-                self._walk_anew(mine, tokens, parents, bits[:, :words])
-            bits[:, words] = ~bits[:, :words].any(axis=1)
-            chosen.extend(range(first, last))
-            parts.append(bits)
-        made = np.concatenate(parts) if parts else np.empty((0, words + 1), dtype=np.int32)
-        return NodeMasks(np.array(chosen, dtype=np.int64), made)
+            asked.append(_Asked(mine, first, tokens, parents))
+        return asked
 
     def advance(self, slots: I32, accept_cu: I32, emitted: I32) -> None:
         """Move over what the step's rows emitted: ``emitted[accept_cu[r] : accept_cu[r + 1]]``."""
@@ -181,24 +247,27 @@ class SlotGrammars:
             mine.matcher.consume_token(token)
             mine.text.append(token)
 
-    def _walk_anew(self, mine: _Slot, tokens: list[int], parents: list[int], masks: I32) -> None:
-        """``walk_masks`` with an automaton for each node, as plain decoding would have it there."""
+    def _walk_anew(
+        self, mine: _Slot, tokens: list[int], parents: list[int], block: I32, places: list[int]
+    ) -> None:
+        """The row's masks, at ``block[places]``, with an automaton for each node, as plain
+        decoding would have it there. Where even that one fails nothing is allowed.
+        """
         eos = self._compiler.eos_ids
-        mine.wrong = None
-        for node in range(len(tokens)):
-            path: list[int] = []
-            at = node
-            while at > 0:
-                path.insert(0, tokens[at])
-                at = parents[at]
-            matcher = self._compiler.renewed(mine.spec)
+        for node, place in enumerate(places):
+            path = path_to(node, tokens, parents)
+            matcher, automaton = self._compiler.renewed(mine.spec)
             matcher.consume_tokens(mine.text)
             if not node:
-                mine.matcher = matcher
+                mine.matcher, mine.automaton = matcher, automaton
             elif not eos.isdisjoint(path) or matcher.try_consume_tokens(path) < len(path):
-                masks[node] = -1  # not allowed, or the end: nobody asks
+                block[place] = ALL  # not allowed, or the end: nobody asks
                 continue
-            mine.wrong = walk_masks(matcher, [-1], [-1], eos, masks[node : node + 1]) or mine.wrong
+            matcher = matcher.deep_copy()
+            self._compiler.mask_threads.fill([MaskChain(matcher, place, [])], block)
+            if matcher.is_error():
+                block[place] = 0
+                mine.wrong = matcher.get_error()
 
 
 def _legal(

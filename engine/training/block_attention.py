@@ -74,6 +74,10 @@ def _dense_attend(
 DENSE = Attention(_dense_mask, _dense_attend)
 
 
+# Fewer queries than this go to a kernel for decoding, which does not take every size.
+_FEWEST = 128
+
+
 def _flex() -> Attention:
     """Skips tiles of keys that no query of a tile sees: most of the other blocks."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -81,19 +85,38 @@ def _flex() -> Attention:
     def mask(visible: Visible, like: torch.Tensor, keys: int) -> Mask:
         batch, queries = like.shape
         made: Mask = compiled(create_block_mask)(
-            visible, batch, None, queries, keys, device=str(like.device)
+            visible if queries >= _FEWEST else _repeated(visible, queries - 1),
+            batch,
+            None,
+            max(queries, _FEWEST),
+            keys,
+            device=str(like.device),
         )
         return made
 
     def attend(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Mask
     ) -> torch.Tensor:
+        queries = query.shape[2]
+        if queries < _FEWEST:
+            query = F.pad(query, (0, 0, 0, _FEWEST - queries))
         answer: torch.Tensor = compiled(flex_attention)(
             query, key, value, block_mask=mask, enable_gqa=query.shape[1] != key.shape[1]
         )
-        return answer
+        return answer[:, :, :queries]
 
     return Attention(mask, attend)
+
+
+def _repeated(visible: Visible, last: int) -> Visible:
+    """Queries behind ``last`` see what it sees."""
+
+    def padded(
+        sequence: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        return visible(sequence, head, query.clamp(max=last), key)
+
+    return padded
 
 
 def attention_for(device: torch.device, head_dim: int) -> Attention:

@@ -37,6 +37,7 @@ class Measuring(NamedTuple):
         return {
             **dict.fromkeys(_SIZES, sizes),
             **dict.fromkeys(_TEXT, text),
+            "grammar_threads": f"{self.command} has no requests with a grammar; leave it out",
             "speculative_length_policy": f"{self.command} drafts in every step; leave it out",
         }
 

@@ -1,6 +1,7 @@
 """``outrider check``: promises that a user can test with models of their own."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 
@@ -157,6 +158,7 @@ def check(
     else:
         recording.drop()
     report = LosslessReport(
+        command=shlex.join(["outrider", *sys.argv[1:]]),
         model=config.model,
         algorithm=spec.name,
         draft=draft,

@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from typing import Literal
 
 import msgspec
 from starlette.requests import Request
@@ -13,99 +12,46 @@ from ...engine_core.refusal import RefusedError
 from ...engine_core.sampling_params import SamplingParams
 from ..expand import GenerateItem
 from ..service import AsyncService, Delta
+from ..tool_calls.answer import AnswerParts
+from ..tool_calls.declared import Tool, ToolChoice
+from ..tool_calls.request import ToolUse, tool_use, with_tools
 from .answers import Collected, Usage, UsageCounter, collect, matched_stop, raise_if_failed
 from .body import json_response, read_json
+from .chat_answers import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChunkChoice,
+    MessageDelta,
+    answer_message,
+    message_delta,
+)
+from .chat_messages import ChatMessage, plain_messages
 from .completions import refuse_stream_options
 from .errors import HttpError
 from .logprobs import ChatLogprobs, chat_logprobs
 from .models import check_model
+from .prompt_part import PromptLogprobs, ids_of, prompt_logprobs, scored_prompt
 from .sampling import OpenAIRequest, openai_error, openai_params, request_ids
 from .state import ServerState
 from .streams import event, stream_response, until_disconnect
 
 MAX_TOP_LOGPROBS = 20
-
-
-class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A part of a message; only text is supported."""
-
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
+_NOTHING = MessageDelta()
 
 
 class ChatRequest(OpenAIRequest, kw_only=True):
-    """``max_tokens`` left out: until the end of the context."""
+    """``max_tokens`` left out: until the end of the context; ``tool_choice``: auto with tools."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-
-
-class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The assistant's message."""
-
-    role: str
-    content: str
-
-
-class MessageDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is new of a message in a stream."""
-
-    role: str | msgspec.UnsetType = msgspec.UNSET
-    content: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer."""
-
-    index: int
-    message: AnswerMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "abort"] | None
-    matched_stop: int | str | None
-
-
-class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is new of one answer."""
-
-    index: int
-    delta: MessageDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: Literal["stop", "length", "abort"] | None = None
-    matched_stop: int | str | None = None
-
-
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer that is not streamed. ``simulated``: its accept lengths were forced."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    simulated: bool = False
-
-
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One chunk of a streamed answer."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
-    simulated: bool = False
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 async def chat_completions(request: Request) -> Response:
@@ -114,21 +60,26 @@ async def chat_completions(request: Request) -> Response:
     service = state.require()
     body = await read_json(request, ChatRequest, state.max_body_bytes)
     check_model(body.model, state)
-    item = await _item(body, service, state)
-    job = _Job(body, item, service, state.model_name)
+    use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, state.tool_call_parser)
+    item = await _item(body, use, service, state)
+    job = _Job(body, use, item, service, state.model_name)
     if body.stream:
         return await stream_response(request, job.events())
     return json_response(await until_disconnect(request.receive, job.whole()))
 
 
-async def _item(body: ChatRequest, service: AsyncService, state: ServerState) -> GenerateItem:
+async def _item(
+    body: ChatRequest, use: ToolUse, service: AsyncService, state: ServerState
+) -> GenerateItem:
     refuse_stream_options(body)
+    if body.prompt_logprobs is not None and body.stream:
+        reason = "are not streamed; leave stream out"
+        raise HttpError(400, f"prompt_logprobs: {reason}", param="prompt_logprobs")
     if not body.messages:
         raise HttpError(400, "messages: is empty; send at least one message", param="messages")
     asked = _asked_tokens(body)
     logprobs = _asked_logprobs(body)
-    messages: list[dict[str, object]] = [_plain(i, m) for i, m in enumerate(body.messages)]
-    text = service.tokenizer.render_chat(messages)
+    text = service.tokenizer.render_chat(plain_messages(body.messages), tools=use.shown)
     prompt = await service.tokens_of(text, add_special_tokens=False)
     room = min(service.info.context_length, service.info.max_total_tokens) - len(prompt)
     params: SamplingParams = openai_params(
@@ -139,7 +90,9 @@ async def _item(body: ChatRequest, service: AsyncService, state: ServerState) ->
     )
     return GenerateItem(
         prompt=prompt,
-        params=params,
+        params=msgspec.structs.replace(
+            with_tools(params, use, service.tokenizer), prompt_logprobs=body.prompt_logprobs
+        ),
         rid=request_ids(body.rid, 1, "chatcmpl-")[0],
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
@@ -174,36 +127,26 @@ def _asked_logprobs(body: ChatRequest) -> int | None:
     return (top or 0) if body.logprobs else None
 
 
-def _plain(position: int, message: ChatMessage) -> dict[str, object]:
-    """The message as templates expect it: a dictionary with text content."""
-    content = message.content
-    if not isinstance(content, str):
-        for number, part in enumerate(content):
-            if part.type != "text" or part.text is None:
-                where = f"messages[{position}].content[{number}]"
-                raise HttpError(
-                    400 if part.type == "text" else 501,
-                    f"{where}: only parts of type text with a text are supported, "
-                    f"got type {part.type!r}",
-                    param=where,
-                )
-        content = "\n".join(part.text for part in content if part.text is not None)
-    plain: dict[str, object] = {"role": message.role, "content": content}
-    return plain if message.name is None else plain | {"name": message.name}
-
-
 class _Job:
     """One accepted conversation on its way to an answer."""
 
     def __init__(
-        self, body: ChatRequest, item: GenerateItem, service: AsyncService, model: str
+        self,
+        body: ChatRequest,
+        use: ToolUse,
+        item: GenerateItem,
+        service: AsyncService,
+        model: str,
     ) -> None:
         self._service = service
         self._item = item
         self._model = model
         self._created = int(time.time())
         self._n = item.params.n
+        self._parts = [AnswerParts(use) for _ in range(self._n)]
         self._logprobs = body.logprobs is True
+        self._prompt_top = body.prompt_logprobs
+        self._ids = body.return_token_ids is True
         self._usage = UsageCounter(1, self._n)
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
@@ -214,13 +157,16 @@ class _Job:
     async def whole(self) -> ChatCompletion:
         """The answer that is not streamed."""
         deltas = [delta async for delta in self._deltas(stream=False)]
+        sequences = collect(deltas, self._n)
         return ChatCompletion(
             id=self._item.rid or "",
             object="chat.completion",
             created=self._created,
             model=self._model,
-            choices=[self._choice(sequence) for sequence in collect(deltas, self._n)],
+            choices=[self._choice(sequence) for sequence in sequences],
             usage=self._usage.total(),
+            prompt_logprobs=self._scores(sequences[0]),
+            prompt_token_ids=ids_of(self._item) if self._ids else msgspec.UNSET,
             simulated=self._service.info.simulated,
         )
 
@@ -232,9 +178,12 @@ class _Job:
                 if delta.index not in started:
                     started.add(delta.index)
                     role = MessageDelta(role="assistant", content="")
-                    yield self._chunk([ChunkChoice(index=delta.index, delta=role)])
-                if delta.text or delta.finish is not None or self._logprobs:
-                    yield self._chunk([self._chunk_choice(delta)])
+                    choice = ChunkChoice(index=delta.index, delta=role)
+                    yield self._chunk([choice], first=len(started) == 1)
+                choice = self._chunk_choice(delta)
+                new = choice.delta != _NOTHING or delta.finish is not None
+                if new or self._logprobs or self._ids:
+                    yield self._chunk([choice])
         if self._include_usage:
             yield self._chunk([], last=True)
 
@@ -250,23 +199,33 @@ class _Job:
             raise openai_error(error, self._length_name, "messages") from None
 
     def _choice(self, sequence: Collected) -> ChatChoice:
-        finish = sequence.last.finish
+        index, finish = sequence.last.index, sequence.last.finish
+        parts = self._parts[index]
         return ChatChoice(
-            index=sequence.last.index,
-            message=AnswerMessage(role="assistant", content=sequence.joined()),
+            index=index,
+            message=answer_message(*parts.add(sequence.joined(), last=True)),
             logprobs=self._chat_logprobs(sequence.deltas),
-            finish_reason=finish.kind if finish is not None else None,
+            finish_reason=parts.finish(finish),
             matched_stop=matched_stop(finish),
+            token_ids=sequence.tokens if self._ids else msgspec.UNSET,
         )
 
     def _chunk_choice(self, delta: Delta) -> ChunkChoice:
+        parts = self._parts[delta.index]
         return ChunkChoice(
             index=delta.index,
-            delta=MessageDelta(content=delta.text) if delta.text else MessageDelta(),
+            delta=message_delta(*parts.add(delta.text, last=delta.finish is not None)),
             logprobs=self._chat_logprobs([delta]),
-            finish_reason=delta.finish.kind if delta.finish is not None else None,
+            finish_reason=parts.finish(delta.finish),
             matched_stop=matched_stop(delta.finish),
+            token_ids=delta.tokens if self._ids else msgspec.UNSET,
         )
+
+    def _scores(self, sequence: Collected) -> PromptLogprobs | msgspec.UnsetType:
+        if self._prompt_top is None:
+            return msgspec.UNSET
+        scored = scored_prompt(self._item, sequence.deltas[0].prompt_logprobs)
+        return prompt_logprobs(scored, self._service.tokenizer, self._prompt_top)
 
     def _chat_logprobs(self, deltas: list[Delta]) -> ChatLogprobs | None:
         if not self._logprobs:
@@ -274,7 +233,7 @@ class _Job:
         entries = [entry for delta in deltas for entry in delta.logprobs]
         return chat_logprobs(entries, self._service.tokenizer)
 
-    def _chunk(self, choices: list[ChunkChoice], last: bool = False) -> bytes:
+    def _chunk(self, choices: list[ChunkChoice], first: bool = False, last: bool = False) -> bytes:
         usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
         if last or self._continuous:
             usage = self._usage.total()
@@ -288,6 +247,7 @@ class _Job:
                 model=self._model,
                 choices=choices,
                 usage=usage,
+                prompt_token_ids=ids_of(self._item) if first and self._ids else msgspec.UNSET,
                 simulated=self._service.info.simulated,
             )
         )

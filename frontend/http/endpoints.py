@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from . import admin, chat, completions, health, models, native, tokens
+from . import admin, chat, chat_answers, completions, health, models, native, tokens
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -33,7 +33,11 @@ ENDPOINTS = (
         completions.Completion,
     ),
     Endpoint(
-        "/v1/chat/completions", _POST, chat.chat_completions, chat.ChatRequest, chat.ChatCompletion
+        "/v1/chat/completions",
+        _POST,
+        chat.chat_completions,
+        chat.ChatRequest,
+        chat_answers.ChatCompletion,
     ),
     Endpoint("/v1/models", _GET, models.list_models, None, models.ModelList),
     Endpoint("/v1/models/{model:path}", _GET, models.get_model, None, models.ModelCard),

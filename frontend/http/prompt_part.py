@@ -36,15 +36,17 @@ def ids_of(item: GenerateItem) -> list[int]:
 
 
 def scored_prompt(item: GenerateItem, entries: Sequence[TokenLogprobs]) -> list[ScoredToken]:
-    """The prompt's tokens from ``logprob_start_len`` on, the very first one without a score.
+    """The prompt's tokens from ``logprob_start_len`` on, the first of them without a score.
 
-    ``item``: with token ids. Empty where the request ended before the scores were there.
+    So SGLang answers, wherever they start. ``item``: with token ids. Empty where the request
+    ended before the scores were there.
     """
-    ids, start = ids_of(item), item.params.logprob_start_len
-    if len(entries) != max(0, len(ids) - max(1, start)):
+    start = item.params.logprob_start_len
+    ids = ids_of(item)[start:]
+    if not ids or len(entries) != len(ids) - (start == 0):
         return []
-    first: list[ScoredToken] = [] if start else [(ids[0], None)]
-    return first + [(entry.token, entry) for entry in entries]
+    first: list[ScoredToken] = [(ids[0], None)]
+    return first + [(entry.token, entry) for entry in entries[start > 0 :]]
 
 
 def prompt_logprobs(

@@ -17,7 +17,8 @@ class ServerState:
     ``model_name``: the name of API answers. ``settings``: the resolved configuration that
     /server_info shows. ``sampling_defaults``: the model's generation_config, for the OpenAI
     endpoints. ``corpus_max_tokens``: cap of external corpora. ``cumulative_streams``: native
-    streams repeat the whole text in each chunk, as SGLang's do.
+    streams repeat the whole text in each chunk, as SGLang's do. ``tool_call_parser``: how the
+    model writes calls.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class ServerState:
         sampling_defaults: Mapping[str, float | int] | None = None,
         corpus_max_tokens: int = 10_000_000,
         cumulative_streams: bool = True,
+        tool_call_parser: str | None = None,
     ) -> None:
         self.model_name = model_name
         self.settings = dict(settings or {})
@@ -38,6 +40,7 @@ class ServerState:
         self.sampling_defaults = dict(sampling_defaults or {})
         self.corpus_max_tokens = corpus_max_tokens
         self.cumulative_streams = cumulative_streams
+        self.tool_call_parser = tool_call_parser
         self.corpus_loading = False
         self.created = int(time.time())
         self.phase: Phase = "starting"

@@ -32,8 +32,8 @@ from .trace_steps import Sought, find_steps
 
 BATCH = 8
 # Batch sizes of plain decoding that show how far half precision rounds: a verify step multiplies
-# batch times width rows (docs/decisions/0009-how-far-rounding-goes.md).
-ROUNDING = (2, 4, 8, 16, 32)
+# batch times width rows (docs/decisions/0009-how-far-rounding-goes.md), up to 48 of a chain of 5.
+ROUNDING = (2, 4, 8, 16, 24, 32, 48)
 
 
 class Reference(NamedTuple):
@@ -172,6 +172,7 @@ class Matrix:
     def _rounding_of(self, reference: Reference) -> Limits:
         gap, value = TIE_GAP, VALUE_GAP
         requests, count = reference.requests, len(reference.requests)
+        self._llm.flush_cache()  # as with drafts: a prompt computed as a whole rounds otherwise
         for batch in (size for size in ROUNDING if size <= self._wide):
             places = [i % count for i in range(max(count, batch))]
             some = [requests[i] for i in places]

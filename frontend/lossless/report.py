@@ -27,6 +27,7 @@ class LosslessReport(msgspec.Struct, frozen=True, kw_only=True):
     cell failed.
     """
 
+    command: str
     model: str
     algorithm: str
     draft: str | None

@@ -75,7 +75,7 @@ def test_only_what_is_not_known_waits(gate: Gate) -> None:
     loader.hold(b"d", ask("again", "c+"))
     assert len(loader) == 4
     assert gate.entered.wait(20)
-    assert loader.finished() == []
+    assert list(loader.finished()) == []
     assert loader.drop("three")
     assert not loader.drop("three")
     assert loader.drop("again")

@@ -76,10 +76,18 @@ def requests(count: int = 12, temperature: float | None = None) -> list[Generate
     return made
 
 
+def open_grammars(core: EngineCore) -> int:
+    """Requests whose grammars may not be forgotten."""
+    assert core.grammars is not None
+    return sum(kept.open for kept in core.grammars._kept.values())
+
+
 def run(messages: Sequence[GenerateRequest], algorithm: str | None, **fields: object) -> Tokens:
     config = tiny_config(PYCODER, algorithm, max_running_requests=8, **fields)
     with running_engine(config) as engine:
+        open_before = open_grammars(engine.core)
         outputs = drive(engine.core, messages)
+        assert open_grammars(engine.core) == open_before
         for rid, parts in outputs.items():
             finish = parts[-1].finish
             assert finish is not None
@@ -185,8 +193,10 @@ def test_retractions_and_aborts_change_nothing(
     got: Tokens = {message.rid: [] for message in messages}
     with running_engine(config) as engine:
         core = engine.core
+        open_before = open_grammars(core)
         for message in messages:
             assert core.submit(message) is None
+        assert open_grammars(core) > open_before
         for step in range(400):
             if step == 4:
                 core.abort("r0")
@@ -195,6 +205,7 @@ def test_retractions_and_aborts_change_nothing(
             if not core.has_work:
                 break
         assert core.scheduler.counters.retractions > 0
+        assert open_grammars(core) == open_before
     assert got.pop("r0") != plain["r0"]
     assert got == {rid: tokens for rid, tokens in plain.items() if rid != "r0"}
 
@@ -289,11 +300,11 @@ def test_a_slot_forgets_its_grammar() -> None:
 
 def test_a_row_that_may_have_nothing_is_an_error() -> None:
     logits = torch.randn(3, 40)
-    bits = np.array([[0b101, 0, 0], [0, 0, 1]], dtype=np.int32)
+    bits = np.array([[0, 0], [0b101, 0]], dtype=np.int32)
     places = torch.tensor([2, 5, 9])
     nodes = Nodes(places, *[torch.empty(0)] * 5)
     before = logits.clone()
-    apply_masks(logits, nodes, NodeMasks(np.array([2, 9]), bits))
+    apply_masks(logits, nodes, NodeMasks(np.array([9, 2]), bits, np.array([True, False])))
     assert (
         logits[0, :3] == torch.where(torch.tensor([1, 0, 1]).bool(), before[0, :3], MASKED)
     ).all()

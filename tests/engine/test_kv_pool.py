@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from outrider.engine.kv_pool import KVPool, bytes_per_token, copy_pages
-from outrider.engine.threads import available_cores, choose_num_threads, pick
+from outrider.engine.threads import choose_num_threads, pick
+from outrider.engine_core.available_cores import available_cores
 from outrider.engine_core.memory_plan import plan_num_pages
 from outrider.engine_core.model_config import ModelConfig, load_model_config
 from outrider.engine_core.plan import SlotInit, StepPlan

@@ -57,8 +57,8 @@ def test_every_sampling_parameter_is_in_the_table() -> None:
         "stop_token_ids", "min tokens", "max tokens", "ignore_eos", "logprobs", "top_logprobs",
         "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "streaming",
         "priority", "cache_salt", "json_schema", "json_object", "regex", "ebnf", "choice",
-        "structured_outputs", "response_format", "bad_words", "allowed_token_ids",
-        "prompt_logprobs", "echo", "best_of",
+        "structured_outputs", "structural_tag", "response_format", "bad_words", "allowed_token_ids",
+        "prompt_logprobs", "echo", "best_of", "tools", "tool_choice", "parallel_tool_calls",
     ],
 )  # fmt: skip
 def test_promised_features_are_exact_with_every_drafter(feature: str) -> None:
@@ -73,12 +73,10 @@ def test_every_built_in_drafter_has_a_column() -> None:
 
 
 REFUSALS: list[tuple[str, object]] = [
-    ("structural_tag", "x"),
     ("guided_decoding_backend", "xgrammar"),
     ("guided_whitespace_pattern", " ?"),
-    ("tools", [{"type": "function"}]),
-    ("tool_choice", "required"),
-    ("tool_choice", {"type": "function"}),
+    ("functions", [{"name": "f"}]),
+    ("function_call", {"name": "f"}),
     ("use_beam_search", True),
     ("beam_width", 4),
     ("lora_path", "adapter"),
@@ -114,7 +112,7 @@ def test_what_is_not_supported_is_refused_by_name(field: str, value: object) -> 
     ("field", "value"),
     [
         ("best_of", 1), ("best_of", 1.0), ("echo", False), ("tools", []),
-        ("tools", None), ("guided_decoding_backend", "auto"), ("tool_choice", "auto"),
+        ("functions", None), ("guided_decoding_backend", "auto"), ("tool_choice", "auto"),
         ("parallel_tool_calls", True), ("suffix", ""), ("logprob_start_len", -1),
         ("modalities", ["text"]), ("use_beam_search", False), ("add_special_tokens", True),
         ("custom_params", {}), ("typical_p", 1), ("lora_path", None),
@@ -153,5 +151,5 @@ def test_a_supported_field_in_the_wrong_place_is_not_called_unknown() -> None:
     ):
         assert remedy in str(misplaced_field(field, places))
     assert misplaced_field("no_such_field", places) is None
-    assert misplaced_field("tools", places) is None
+    assert misplaced_field("functions", places) is None
     assert refuse_unsupported({"messages": [], "stop": None, "seed": 3}) is None

@@ -2,14 +2,16 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from outrider.engine_core.grammar_compiler import GrammarCompiler
 from outrider.engine_core.grammar_spec import GrammarSpec
-from outrider.engine_core.grammar_walk import legal_nodes, walk_masks
+from outrider.engine_core.grammar_walk import ALL, MaskThreads, legal_nodes, plan_masks
 from outrider.engine_core.ids import I32
 from outrider.engine_core.model_path import resolve_model
 
@@ -20,11 +22,29 @@ TOKENIZER = resolve_model("pycoder") / "tokenizer.json"
 IDS = token_bytes(TOKENIZER)
 BYTES = {index: text for text, ids in IDS.items() for index in ids}
 COMPILER = GrammarCompiler(TOKENIZER, VOCAB, (EOS,))
+THREADS = MaskThreads(2)
 SEEN: Counter[str] = Counter()
 
 languages = st.lists(
     st.text(alphabet='ab {"é', min_size=1, max_size=7), min_size=1, max_size=5, unique=True
 )
+
+
+def masks_of(
+    matcher: LLMatcher,
+    tokens: Sequence[int] = (-1,),
+    parents: Sequence[int] = (-1,),
+    threads: MaskThreads = COMPILER.mask_threads,
+) -> I32:
+    """The masks of a tree's nodes, in their order."""
+    tree = plan_masks(matcher, tokens, parents, COMPILER.eos_ids, 1)
+    block = np.full((1 + len(parents), COMPILER.mask_words), ALL, dtype=np.int32)
+    threads.fill(tree.chains, block)
+    assert (block[0] == ALL).all()
+    assert sorted(tree.rows) == list(range(1, 1 + len(parents)))
+    SEEN["chains"] += len(tree.chains)
+    SEEN["errors"] += sum(chain.matcher.is_error() for chain in tree.chains)
+    return block[tree.rows]
 
 
 def tokens_of(row: I32) -> set[int]:
@@ -73,8 +93,8 @@ def check_trees(language: list[str], random: object) -> None:
                 texts[node] = (before or b"") + BYTES[token]
         else:
             SEEN["below" if before is None else "forbidden"] += 1
-    masks = np.empty((9, COMPILER.mask_words), dtype=np.int32)
-    walk_masks(matcher, tokens, parents, COMPILER.eos_ids, masks)
+    masks = masks_of(matcher, tokens, parents)
+    assert (masks_of(matcher, tokens, parents, THREADS) == masks).all()
     for node, text in texts.items():
         found = tokens_of(masks[node])
         if text is None:
@@ -89,9 +109,7 @@ def check_trees(language: list[str], random: object) -> None:
         assert found == wanted
     kept = [node for node, _ in legal_nodes(matcher, tokens, parents, COMPILER.eos_ids)]
     assert kept == legal
-    again = np.empty((1, COMPILER.mask_words), dtype=np.int32)
-    walk_masks(matcher, [-1], [-1], COMPILER.eos_ids, again)
-    assert (again == masks[:1]).all()
+    assert (masks_of(matcher) == masks[:1]).all()
     assert not matcher.is_error()
 
 
@@ -100,6 +118,8 @@ def test_masks_are_those_of_the_strings_that_are_left() -> None:
     check_trees()
     kinds = "branch", "inside", "end", "forbidden", "below", "forced"
     assert min(SEEN[kind] for kind in kinds) > 10, SEEN
+    assert SEEN["chains"] > 500
+    assert not SEEN["errors"]  # going back along a chain is none
 
 
 def test_a_stop_inside_a_chain_lets_the_walk_go_on() -> None:
@@ -108,8 +128,7 @@ def test_a_stop_inside_a_chain_lets_the_walk_go_on() -> None:
     text = [IDS[b"yes"][0]] if b"yes" in IDS else [IDS[b"y"][0], IDS[b"es"][0]]
     tokens = [-1, *text, EOS, 17, 18]
     parents = list(range(-1, len(tokens) - 1))
-    masks = np.empty((len(tokens), COMPILER.mask_words), dtype=np.int32)
-    walk_masks(yes, tokens, parents, COMPILER.eos_ids, masks)
+    masks = masks_of(yes, tokens, parents)
     assert tokens_of(masks[len(text)]) == {EOS}
     assert not yes.is_error()
 
@@ -133,8 +152,6 @@ def test_a_kept_grammar_is_not_moved_by_its_requests() -> None:
     spec = GrammarSpec("regex", "a[ab]*c")
     first = COMPILER.matcher(spec)
     assert first.consume_token(IDS[b"a"][0])
-    masks = np.empty((2, COMPILER.mask_words), dtype=np.int32)
-    walk_masks(first, [-1], [-1], COMPILER.eos_ids, masks[:1])
-    walk_masks(COMPILER.matcher(spec), [-1], [-1], COMPILER.eos_ids, masks[1:])
+    masks = np.concatenate([masks_of(first), masks_of(COMPILER.matcher(spec))])
     assert EOS not in tokens_of(masks[0]) | tokens_of(masks[1])
     assert IDS[b"b"][0] in tokens_of(masks[0]) - tokens_of(masks[1])

@@ -113,6 +113,8 @@ BODIES: list[tuple[str, object, int, str]] = [
     (C, p(response_format={"type": "json_schema"}), 400, "response_format.json_schema.schema"),
     (C, p(response_format={"type": "text", "json_schema": {}}), 400, "response_format.json_schema"),
     (C, p(response_format={"type": "text", "schema": {}}), 400, "response_format.schema"),
+    (C, p(response_format={"type": "structural_tag"}), 400, "response_format: needs structures"),
+    (C, p(response_format={"type": "text", "triggers": []}), 400, "response_format.triggers"),
     (C, p(guided_decoding_backend="outlines"), 400, "guided_decoding_backend"),
     (C, p(echo=True, max_tokens=-1), 400, "max_tokens"),
     (C, p(echo="yes"), 400, "echo"),
@@ -129,6 +131,8 @@ BODIES: list[tuple[str, object, int, str]] = [
     (CHAT, {"messages": [MESSAGE], "tools": [{"type": "function"}]}, 400, "tools"),
     (CHAT, {"messages": [MESSAGE], "top_logprobs": 2}, 400, "top_logprobs"),
     (CHAT, {"messages": [MESSAGE], "max_tokens": 0}, 400, "max_tokens"),
+    (CHAT, {"messages": [MESSAGE], "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
+    (CHAT, {"messages": [MESSAGE], "return_token_ids": 1}, 400, "return_token_ids"),
     (CHAT, {"messages": [MESSAGE], "max_tokens": 1, "max_completion_tokens": 2}, 400, "max_comp"),
     (
         CHAT,

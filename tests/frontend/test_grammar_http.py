@@ -9,7 +9,7 @@ from outrider.engine_core.grammar_spec import GrammarKind, GrammarSpec
 from outrider.engine_core.refusal import Refused
 
 from .live_server import LiveServer, post
-from .test_grammars import ASKED, SCHEMA
+from .test_grammars import ASKED, SCHEMA, TAG, TAG_TEXT, TRIGGERED
 
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": json.loads(SCHEMA)}}
 
@@ -45,6 +45,14 @@ def test_fields_of_both_apis(
         (
             {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": False}},
             GrammarSpec("json_schema", SCHEMA, "response_format.json_schema"),
+        ),
+        (
+            {"type": "structural_tag", **TAG},
+            GrammarSpec("structural_tag", TAG_TEXT, "response_format"),
+        ),
+        (
+            {"type": "structural_tag", "format": TRIGGERED},
+            GrammarSpec("structural_tag", TAG_TEXT, "response_format"),
         ),
     ],
 )

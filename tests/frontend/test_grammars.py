@@ -17,6 +17,21 @@ from outrider.frontend.sampling_flags import add_sampling_flags, params_from, pa
 SCHEMA = '{"type": "object", "properties": {"b": {"const": null}, "a": {}}}'
 GBNF = 'root ::= "a"+'
 
+TAG = {
+    "structures": [{"begin": "<a>", "schema": {"type": "null"}, "end": "</a>"}],
+    "triggers": ["<a>"],
+}
+CONTENT = {"type": "json_schema", "json_schema": {"type": "null"}}
+TRIGGERED = {
+    "type": "triggered_tags",
+    "triggers": ["<a>"],
+    "tags": [{"type": "tag", "begin": "<a>", "content": CONTENT, "end": "</a>"}],
+}
+TAG_TEXT = (
+    '{"structures":[{"begin":"<a>","schema":{"type":"null"},"end":"</a>"}],"triggers":["<a>"],'
+    '"at_least_one":false,"stop_after_first":false}'
+)
+
 # (the request's fields, kind, text, the field that errors name)
 ASKED: list[tuple[dict[str, object], GrammarKind, str, str]] = [
     ({"json_schema": SCHEMA}, "json_schema", SCHEMA, "json_schema"),
@@ -48,6 +63,25 @@ ASKED: list[tuple[dict[str, object], GrammarKind, str, str]] = [
         "json_object",
         "",
         "structured_outputs.json_object",
+    ),
+    ({"structural_tag": json.dumps(TAG)}, "structural_tag", TAG_TEXT, "structural_tag"),
+    (
+        {"structural_tag": {"type": "structural_tag", **TAG}},
+        "structural_tag",
+        TAG_TEXT,
+        "structural_tag",
+    ),
+    (
+        {"structural_tag": {"type": "structural_tag", "format": TRIGGERED}},
+        "structural_tag",
+        TAG_TEXT,
+        "structural_tag",
+    ),
+    (
+        {"structured_outputs": {"structural_tag": json.dumps({"format": TRIGGERED})}},
+        "structural_tag",
+        TAG_TEXT,
+        "structured_outputs.structural_tag",
     ),
 ]
 
@@ -94,7 +128,12 @@ def test_what_asks_for_nothing_is_no_grammar(fields: dict[str, object]) -> None:
         ({"regex": "a" * (MAX_GRAMMAR_BYTES + 1)}, "regex", str(MAX_GRAMMAR_BYTES)),
         ({"ebnf": "nothing"}, "ebnf", "GBNF or Lark"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs", "unknown"),
-        ({"structural_tag": "x"}, "structural_tag", "write the tags into ebnf"),
+        ({"structural_tag": "x"}, "structural_tag", "triggered_tags"),
+        ({"structural_tag": {}}, "structural_tag", "needs structures and triggers"),
+        ({"structural_tag": {"format": TRIGGERED, **TAG}}, "structural_tag", "beside structures"),
+        ({"structural_tag": {"format": {"type": "any_text"}}}, "structural_tag", "triggered_tags"),
+        ({"structural_tag": {**TAG, "triggers": ["b"]}}, "structural_tag", "none of the triggers"),
+        ({"structural_tag": {**TAG, "type": "xml"}}, "structural_tag", "xml"),
         ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "llguidance"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "x-guidance"),
     ],

@@ -98,6 +98,38 @@ def test_token_ids_come_where_they_are_asked_for(server: LiveServer) -> None:
     assert choice["token_ids"] == (IDS * 4)[:4]
 
 
+CHAT = {"messages": [{"role": "user", "content": "def f(x):"}], "max_tokens": 5}
+RENDERED = TOKENIZER.encode("<|im_start|>user\ndef f(x):<|im_end|>\n<|im_start|>assistant\n", False)
+
+
+def test_chat_repeats_its_rendered_prompt(chat_server: LiveServer) -> None:
+    body = CHAT | {"prompt_logprobs": 1, "return_token_ids": True, "n": 2}
+    found = post(chat_server, "/v1/chat/completions", body).json()
+    assert found["prompt_token_ids"] == RENDERED
+    assert [choice["token_ids"] for choice in found["choices"]] == [RENDERED[:5]] * 2
+    first, *rest = found["prompt_logprobs"]
+    assert first is None
+    assert [entry[str(token)]["logprob"] for token, entry in zip(RENDERED[1:], rest, strict=True)]
+    assert all(entry["100"]["rank"] == 1 for entry in rest)
+    bare = post(chat_server, "/v1/chat/completions", CHAT).json()
+    assert not {"prompt_logprobs", "prompt_token_ids"} & bare.keys()
+    assert "token_ids" not in bare["choices"][0]
+
+
+def test_streamed_chat_gives_the_ids_of_its_prompt_first(chat_server: LiveServer) -> None:
+    body = CHAT | {"return_token_ids": True, "stream": True, "n": 2}
+    answer = post(chat_server, "/v1/chat/completions", body)
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if "{" in line]
+    first, *rest = map(json.loads, lines)
+    assert first["prompt_token_ids"] == RENDERED
+    assert not any("prompt_token_ids" in chunk for chunk in rest)
+    ids: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in rest:
+        for choice in chunk["choices"]:
+            ids[choice["index"]] += choice.get("token_ids", [])
+    assert ids == {0: RENDERED[:5], 1: RENDERED[:5]}
+
+
 def test_best_of_draws_more_than_it_returns(server: LiveServer) -> None:
     answer = completion(server, prompt=["a", "b"], best_of=3, n=2, seed=1, logprobs=None)
     choices = answer["choices"]
@@ -141,12 +173,12 @@ def test_generate_scores_a_prompt_from_where_it_is_told(server: LiveServer, star
     meta = post(server, "/generate", body).json()["meta_info"]
     found = meta["input_token_logprobs"]
     assert [token for _, token, _ in found] == IDS[start:]
-    assert [value for value, _, _ in found] == [None if start + i == 0 else -0.5
-                                                for i in range(len(IDS) - start)]  # fmt: skip
+    # SGLang's answer: null for the first of them, wherever they start.
+    scored = len(IDS) - start - 1
+    assert [value for value, _, _ in found] == ([None, *[-0.5] * scored] if scored >= 0 else [])
     assert len(meta["output_token_logprobs"]) == 3
-    assert [top and len(top) for top in meta["input_top_logprobs"]] == [
-        None if start + i == 0 else 2 for i in range(len(IDS) - start)
-    ]
+    tops = [top and len(top) for top in meta["input_top_logprobs"]]
+    assert tops == ([None, *[2] * scored] if scored >= 0 else [])
     bare = post(server, "/generate", body | {"logprob_start_len": -1}).json()["meta_info"]
     assert "input_token_logprobs" not in bare
 

@@ -210,7 +210,10 @@ def test_gaps_are_found_through_whatever_decides() -> None:
 
 
 class RoundingEngine:
-    """Stands for an LLM in half precision: what it says at place 2 depends on the batch."""
+    """Stands for an LLM in half precision: what it says at place 2 depends on the batch.
+
+    ``by_cache``: or on whether its caches are empty.
+    """
 
     def __init__(
         self,
@@ -218,12 +221,15 @@ class RoundingEngine:
         refuse: str = "",
         fail: bool = False,
         plain: tuple[str, int, int] = ("", 0, 0),
+        by_cache: bool = False,
     ) -> None:
         self.info = SimpleNamespace(max_running_requests=8, dtype="bfloat16", eos_ids=(0,))
         self.spoil, self.refuse, self.fail = spoil, refuse, fail
         self.message, self.status, self.least = plain
+        self.by_cache, self.empty = by_cache, False
 
-    def flush_cache(self) -> None: ...
+    def flush_cache(self) -> None:
+        self.empty = True
 
     def stats(self) -> SimpleNamespace:
         return SimpleNamespace(steps=0)
@@ -242,7 +248,8 @@ class RoundingEngine:
             raise RequestFailed(self.message, self.status)
         if speculative and self.fail:
             raise RequestFailed("the row has no token")
-        odd = len(prompts) > 2
+        odd = self.empty if self.by_cache else len(prompts) > 2
+        self.empty = False
         tokens = [1, 2, 4 if odd and not speculative else 3, 5]
         if speculative and self.spoil != ENDED:
             tokens[2] = self.spoil
@@ -270,6 +277,15 @@ def test_half_precision_may_round_as_far_as_plain_decoding_does(
     if status == "rounding":
         assert rows[0].cells[0].gap == pytest.approx(0.2, rel=0.06)
         assert "within rounding (0.2" in row_lines(rows[0])
+
+
+@pytest.mark.parametrize(("spoil", "status"), [(4, "rounding"), (9, "failed")])
+def test_half_precision_may_round_as_plain_decoding_does_with_empty_caches(
+    spoil: int, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts meet such caches at their first batch size."""
+    rows = list(matrix_of(RoundingEngine(spoil, by_cache=True), monkeypatch))
+    assert {cell.status for row in rows for cell in row.cells} == {status}
 
 
 def test_refusals_and_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,48 @@ def test_chat_agrees_with_transformers(tmp_path: Path) -> None:
     )
 
 
+TOOL_TEMPLATE = (
+    "{{ bos_token }}{% for t in tools %}{{ t | tojson(separators=(',', ':'), sort_keys=true) }}\n"
+    "{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{{ m.tool_call_id or '' }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("where", ["list", "file"])
+def test_tools_have_a_template_of_their_own_as_in_transformers(tmp_path: Path, where: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    plain = "{{ messages[0].content }}{{ tools }}"
+    config: dict[str, object] = {
+        "bos_token": "<|endoftext|>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    if where == "list":
+        config["chat_template"] = [
+            {"name": "default", "template": plain},
+            {"name": "tool_use", "template": TOOL_TEMPLATE},
+        ]
+    folder = folder_with(tmp_path, config, plain if where == "file" else None)
+    if where == "file":
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_TEMPLATE)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": {"b": "é"}}}
+    messages: list[dict[str, object]] = [
+        *MESSAGES,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "1"},
+    ]
+    tools: list[dict[str, object]] = [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    ]
+    made = Tokenizer(folder)
+    for given in (tools, None):
+        assert made.render_chat(messages, tools=given) == theirs.apply_chat_template(
+            messages, tools=given, tokenize=False, add_generation_prompt=True
+        )
+
+
 def test_a_template_may_refuse_and_cannot_escape(tmp_path: Path) -> None:
     template = (
         "{% if messages[0].role == 'user' %}{{ raise_exception('system first') }}{% endif %}"

@@ -25,6 +25,7 @@ from outrider.kernels import (
     greedy_argmax_gpu,
     inject_kv_gpu,
     law_gpu,
+    logit_masks_gpu,
     markov_latent_gpu,
     paged_attention_gpu,
     rejection_sample_gpu,
@@ -218,6 +219,10 @@ def main() -> None:
         ):
             own = {name: one for name, one in fixed.items() if name in kernel.arg_names}
             compile_one(kernel, banned, **sizes, **own)
+
+    masked = {"f": "logits", "i": "places masks"}
+    for fixed in ({}, {"words": 1}):
+        compile_one(logit_masks_gpu._mask_rows, masked, BLOCK=2048, **fixed)
 
     attended = {
         "h": "query_ptr key_ptr value_ptr out_ptr",

@@ -114,12 +114,18 @@ def test_steps_in_graphs_do_too(plain: Tokens, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(gpu_worker, "StepGraphs", EagerGraphs)
     with core(disable_cuda_graph=False, chunked_prefill_size=16, **NGRAM) as (assembly, worker):
         outputs = drive(assembly.core, requests()[:3])
-        counts = worker.counts
+        counts, stats = worker.counts, assembly.core.stats(0)
     assert {rid: tokens_of(some) for rid, some in outputs.items()} == {
         rid: plain[rid] for rid in outputs
     }
     assert counts.replays > 3
     assert counts.prefill_replays > 0
+    assert counts.mask_nodes >= sum(map(len, outputs.values()))
+    assert counts.mask_ns > 0
+    # What the device waited within steps is no work of its.
+    assert stats.wait_for_masks == pytest.approx(counts.mask_wait_ns * 1e-9)
+    assert stats.wait_for_masks >= counts.mask_ns * 1e-9
+    assert stats.worker_busy > 0
 
 
 def test_retracted_requests_go_on_in_their_grammars(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from outrider.engine_core.sampling_params import SamplingParams
 
 from ..cores import drive, request
 from .device_cores import KvModel
-from .eager_graphs import GRAPHS
+from .eager_graphs import EagerGraphs
 from .test_mixed_cores import VOCAB, ngram_core
 
 
@@ -25,7 +25,7 @@ def expected(prompt: list[int]) -> torch.Tensor:
 def test_chunks_are_scored_beside_rows_that_verify(
     monkeypatch: pytest.MonkeyPatch, source: str | None
 ) -> None:
-    monkeypatch.setattr(gpu_worker, "StepGraphs", GRAPHS)
+    monkeypatch.setattr(gpu_worker, "StepGraphs", EagerGraphs)
     prompts = [[(3 * j + 5 * i) % VOCAB for j in range(1 + 8 * i)] for i in range(4)]
     starts = (0, 4, 0, 20)
     with ngram_core(source, True, 1) as (made, worker):
