@@ -48,8 +48,6 @@ def free_port() -> int:
 def serve(
     *flags: str, modules: Path | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    *flags: str, modules: Path | None = None
-) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run ``outrider serve`` on the embedded model until the block ends; yields its base URL.
 
     ``modules``: a folder that it can import from.
