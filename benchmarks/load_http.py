@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import socket
 import subprocess
@@ -44,11 +45,19 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(*flags: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Run ``outrider serve`` on the embedded model until the block ends; yields its base URL."""
+def serve(
+    *flags: str, modules: Path | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run ``outrider serve`` on the embedded model until the block ends; yields its base URL.
+
+    ``modules``: a folder that it can import from.
+    """
+    env = dict(os.environ)
+    if modules is not None:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(modules), env.get("PYTHONPATH"))))
     port = free_port()
     command = [sys.executable, "-m", "outrider", "serve", "--model", "pycoder"]
-    process = subprocess.Popen([*command, "--port", str(port), *flags])
+    process = subprocess.Popen([*command, "--port", str(port), *flags], env=env)
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 60

@@ -147,6 +147,15 @@ def _choices(known: Known) -> list[Ask]:
     return grammar("guided_choice", [*written, *CHOICES], "guided_choice")(known)
 
 
+def _processors(known: Known) -> list[Ask]:
+    calls = [{"logits_processors": {"Unlike": {"back": back}}} for back in (1, 2, 5)]
+    return [
+        *(native(i, {**calls[i], "temperature": 0.8 * (i % 2), "seed": i}) for i in range(3)),
+        completion(0, **calls[1]),
+        chat(1, **calls[2]),
+    ]
+
+
 def _structured(known: Known) -> list[Ask]:
     asked: list[dict[str, object]] = [
         {"json": SCHEMA},
@@ -223,6 +232,7 @@ ROWS = (
     Row("logit_bias", lossless("logit_bias")),
     Row("bad_words", _bad_words),
     Row("allowed_token_ids", lossless("allowed_token_ids")),
+    Row("custom logits processors", _processors),
     Row("json_schema", grammar("json_schema", SCHEMA, "guided_json")),
     Row("json_object", grammar("guided_json_object", True, "guided_json_object")),
     Row("regex", grammar("regex", REGEX, "guided_regex")),

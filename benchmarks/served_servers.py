@@ -15,7 +15,8 @@ FLAGS = ("--device", "cpu", "--dtype", "float32", "--num-threads", "1",
          "--max-running-requests", "8", "--chunked-prefill-size", "64",
          "--enable-priority-scheduling", "--priority-preemption-threshold", "2",
          "--tool-call-parser", "hermes",
-         "--context-length", "256", "--max-total-tokens", "512")  # fmt: skip
+         "--context-length", "256", "--max-total-tokens", "512",
+         "--logits-processors", "served_processor:Unlike")  # fmt: skip
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool.function | tojson }}\n{% endfor %}"
     "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -55,7 +56,7 @@ def server(drafter: str | None, template: Path) -> Iterator[str]:
         algorithm, more = DRAFTERS[drafter]
         flags += ["--speculative-algorithm", algorithm, "--speculative-length-policy", "fixed"]
         flags += more
-    with serve(*flags) as (url, _):
+    with serve(*flags, modules=Path(__file__).parent) as (url, _):
         yield url
 
 

@@ -10,6 +10,7 @@ from ..engine_core.config import CoreConfig, EngineConfig, resolve_config
 from ..engine_core.core import EngineCore
 from ..engine_core.memory_report import memory_line
 from ..engine_core.messages import CoreInfo
+from ..engine_core.processor_loader import processors_of
 from ..engine_core.ragged_verify import VARIABLE, ragged_notes, with_environment
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.step_times import StepTimes, measure_drafting, measure_times
@@ -126,7 +127,13 @@ def _core_info(resolved: CoreConfig) -> CoreInfo:
         pid=os.getpid(),
         draft_shape=config.shape(drafter) if drafter is not None and drafter.has_model else None,
         simulated=config.simulated,
+        processors=_processor_names(resolved),
     )
+
+
+def _processor_names(config: CoreConfig) -> tuple[str, ...]:
+    processors = processors_of(config)
+    return () if processors is None else tuple(name for name, _ in processors.loaded)
 
 
 def _open_trace(

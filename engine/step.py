@@ -15,6 +15,7 @@ from ..engine_core.draft_caps import no_drafts
 from ..engine_core.grammar_compiler import GrammarCompiler
 from ..engine_core.ids import I32, i32, u8
 from ..engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
+from ..engine_core.processor_loader import ProcessorSet
 from ..engine_core.ragged_verify import RaggedVerify
 from ..engine_core.refusal import Refused
 from ..kernels.simulate_survival import simulate_survival
@@ -30,6 +31,7 @@ from .sampling.features import AFTERWARDS, Feature
 from .sampling.logprobs import collect_logprobs
 from .sampling.prompt_scores import Piece, score_prompts
 from .sampling.slot_grammars import NodeMasks, RowTokens, SlotGrammars
+from .sampling.slot_processors import ProcessorWork, SlotProcessors
 from .sampling.thresholds import thresholds_of
 from .sampling.tree_parents import tree_parents
 from .speculative.device_drafter import DeviceDrafter, LoadedModel
@@ -79,10 +81,15 @@ class StepRunner:
         self._drafts: StepDrafts | None = None
         self._thresholds: Thresholds | None = None
         self._grammars: SlotGrammars | None = None
+        self._processors: SlotProcessors | None = None
 
     def obey(self, compiler: GrammarCompiler, forced: int | None = None) -> None:
         """Let requests have grammars; ``forced``: see SlotGrammars."""
         self._grammars = SlotGrammars(compiler, forced)
+
+    def process_with(self, processors: ProcessorSet) -> None:
+        """Let requests use these custom logits processors. Raises RefusedError."""
+        self._processors = SlotProcessors(processors)
 
     def prepare(self, config: CoreConfig, draft: LoadedModel | None) -> DeviceDrafter | None:
         """Make the device's drafter, if ``config`` asks for one. Raises RefusedError."""
@@ -116,6 +123,8 @@ class StepRunner:
             self._drafts.drafter.reset()
         if self._grammars is not None:
             self._grammars.reset()
+        if self._processors is not None:
+            self._processors.reset()
 
     def run(self, plan: StepPlan, drafts: HostDrafts | None) -> StepResult:
         """Run one step. Raises ValueError if the plan or the drafts break their contract."""
@@ -124,6 +133,8 @@ class StepRunner:
         illegal, forced = 0, b""
         if self._grammars is not None:
             self._grammars.enter(plan)
+        if self._processors is not None:
+            self._processors.enter(plan)
         if self._drafts is not None:
             self._drafts.enter(plan)
             drafts = self._drafts.late(drafts) if plan.late_bound else self._drafts.propose(plan)
@@ -220,10 +231,10 @@ class StepRunner:
         node_cu = buffers.node_cu[: rows + 1]
         masks: NodeMasks | None = None
         if self._grammars is not None and self._grammars.concern(slots):
-            parents = buffers.parents if drafted.branches else None
-            cu_q, cu = buffers.cu_q, buffers.node_cu
-            tokens = RowTokens(cu_q[:-1], cu_q[1:], cu[:-1], cu[1:], buffers.input_ids, parents)
-            masks = self._grammars.masks(slots, plan.kinds, tokens)
+            masks = self._grammars.masks(slots, plan.kinds, self._row_tokens(drafted.branches))
+        work: ProcessorWork | None = None
+        if self._processors is not None and self._processors.concern(slots):
+            work = self._processors.work(slots, plan.kinds, self._row_tokens(drafted.branches))
         most = None if self._drafts is None else self._drafts.most
         acceptance: Acceptance | None = None
         if self._thresholds is not None:
@@ -232,7 +243,7 @@ class StepRunner:
             acceptance = self._drafts.held(plan, drafts, drafted.batch, node_cu)
         targets = choose_targets(
             logits, drafted.batch, slots, node_cu, state.sampling, state.edits, state.out_counts,
-            acceptance, masks,
+            acceptance, masks, work,
         )  # fmt: skip
         simulated = self._simulated
         if self._drafts is not None and self._drafts.survived is not None:
@@ -243,6 +254,8 @@ class StepRunner:
         settle(total, scattered, slots, buffers, state, self._kv)
         if self._grammars is not None:
             self._grammars.advance(slots, buffers.accept_cu, buffers.emitted)
+        if self._processors is not None:
+            self._processors.advance(slots, buffers.accept_cu, buffers.emitted)
         accept_lens = buffers.accept_lens[:rows]
         logprobs: tuple[RowLogprobs, ...] = ()
         if state.sampling.featured and (state.sampling.features[slots] & AFTERWARDS).any():
@@ -259,8 +272,14 @@ class StepRunner:
         errors: tuple[RowError, ...] = ()
         if not accept_lens.all():
             bad = np.flatnonzero((accept_lens == 0) & (np.diff(node_cu) > 0)).tolist()
-            errors = tuple(row_error(row, self._refusal(int(slots[row]))) for row in bad)
+            errors = tuple(row_error(row, self._refusal(row, int(slots[row]), work)) for row in bad)
         return self._result(plan, drafts, drafted, total, logprobs, errors)
+
+    def _row_tokens(self, branches: bool) -> RowTokens:
+        """The tokens of the step's rows as it was laid out."""
+        buffers, cu_q, cu = self._buffers, self._buffers.cu_q, self._buffers.node_cu
+        parents = buffers.parents if branches else None
+        return RowTokens(cu_q[:-1], cu_q[1:], cu[:-1], cu[1:], buffers.input_ids, parents)
 
     def _tried(
         self, thresholds: Thresholds, drafted: Drafted, node_cu: I32, most: I32 | None
@@ -312,9 +331,12 @@ class StepRunner:
             trimmed=trimmed,
         )
 
-    def _refusal(self, slot: int) -> Refused | None:
-        """Why the slot's request cannot go on, where its grammar is to blame."""
-        return None if self._grammars is None else self._grammars.refusal(slot)
+    def _refusal(self, row: int, slot: int, work: ProcessorWork | None) -> Refused | None:
+        """Why the row's request cannot go on, where a processor or its grammar is to blame."""
+        refused = None if work is None else work.refusal(row)
+        if refused is not None or self._grammars is None:
+            return refused
+        return self._grammars.refusal(slot)
 
     def _score(self, pieces: list[Piece], hidden: torch.Tensor) -> tuple[RowLogprobs, ...]:
         """Log-probabilities of prompt tokens, from the hidden states [T, H]."""

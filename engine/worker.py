@@ -13,6 +13,7 @@ import torch
 from ..engine_core.config import CoreConfig
 from ..engine_core.grammar_compiler import compiler_of
 from ..engine_core.plan import HostDrafts, StepPlan, StepResult
+from ..engine_core.processor_loader import processors_of
 from ..engine_core.worker import Worker, WorkerFailed, WorkerInfo
 from .draft_clock import draft_work
 from .measure import StepTimer
@@ -138,10 +139,15 @@ class TorchWorker:
         return self._info
 
     def prepare(self, config: CoreConfig) -> None:
-        """Make the device's drafter and the grammars' compiler; all else grows with the steps."""
+        """Make the device's drafter, the grammars' compiler and custom logits processors; all else
+        grows with the steps. Raises RefusedError.
+        """
         compiler = compiler_of(config)
         if compiler is not None:
             self._runner.obey(compiler, config.forced_drafts)
+        processors = processors_of(config)
+        if processors is not None:
+            self._runner.process_with(processors)
         drafter = self._runner.prepare(config, self._draft)
         if drafter is None or self._draft is None:
             return

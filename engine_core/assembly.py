@@ -17,6 +17,7 @@ from .late_drafts import DraftPolicy
 from .messages import AddCorpus, FlushCache, GenerateRequest, RemoveCorpus, RequestOutput
 from .mixed_lengths import MixedLengths
 from .ngram import NgramProposer
+from .processor_loader import processors_of
 from .refusal import Refused, RefusedError
 from .step_times import StepTimes
 from .tail_decoder import TailDecoder, TokenizersTail
@@ -129,6 +130,7 @@ def assemble(
         controller=controller,
         device_lengths=device,
         grammars=compiler_of(config),
+        processors=processors_of(config),
         trace=trace,
     )
     proposer = drafter if isinstance(drafter, NgramProposer) else None

@@ -10,7 +10,8 @@ import msgspec
 
 from .capability import DRAFTERS, Capability
 from .capability_table import LABELS, NEUTRAL, TABLE
-from .drafter_spec import known_drafters
+from .drafter_spec import KnownDrafter, known_drafters
+from .processor_names import KnownProcessor, known_processors
 from .refusal import Refused
 
 _BY_FIELD = {name: row for row in TABLE for name in row.fields}
@@ -126,13 +127,16 @@ def to_markdown() -> str:
 
 
 def plugins_text() -> str:
-    """A paragraph on the drafters that packages installed here add; empty without any."""
+    """Paragraphs on what packages installed here add; empty without any."""
+    drafters = [one for one in known_drafters() if one.package]
+    return _listed("Drafters", drafters) + _listed("Logits processors", known_processors())
+
+
+def _listed(what: str, added: Sequence[KnownDrafter | KnownProcessor]) -> str:
     rows = [
-        f"- {drafter.name} ({drafter.package})"
-        + (f": {drafter.refused}" if drafter.refused else "")
-        for drafter in known_drafters()
-        if drafter.package
+        f"- {one.name} ({one.package})" + (f": {one.refused}" if one.refused else "")
+        for one in added
     ]
-    return (
-        "\nDrafters that packages installed here add:\n\n" + "\n".join(rows) + "\n" if rows else ""
-    )
+    if not rows:
+        return ""
+    return f"\n{what} that packages installed here add:\n\n" + "\n".join(rows) + "\n"

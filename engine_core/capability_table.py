@@ -87,6 +87,13 @@ SUPPORTED = (
     ),
     exact("allowed_token_ids", ("allowed_token_ids",), "name EOS too if it may end the output"),
     exact(
+        "custom logits processors",
+        ("logits_processors",),
+        "those that the server was started with (--logits-processors), by name with arguments; "
+        "history counts drafts before a position; behind penalties, bias, bans and grammars, whose "
+        "word stands; --tp-size 1",
+    ),
+    exact(
         "json_schema",
         ("json_schema", "guided_json"),
         "compact JSON; keys in the order of properties; a keyword that is unknown or cannot be "
@@ -193,8 +200,14 @@ REFUSED = (
     ),
     refused(
         "custom logit processor",
-        ("custom_logit_processor", "custom_params", "logits_processors", "vllm_xargs"),
-        "code in requests is not run; logit_bias and penalties are supported",
+        ("custom_logit_processor", "custom_params"),
+        "code in requests is not run; install it as a package, serve with --logits-processors, and "
+        "ask for it by its name in logits_processors",
+    ),
+    refused(
+        "vLLM's extra arguments",
+        ("vllm_xargs", "extra_args"),
+        "they name no processor; give a processor's arguments under its name in logits_processors",
     ),
     refused("stop_regex", ("stop_regex",), "use stop strings or stop_token_ids"),
     refused(

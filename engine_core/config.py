@@ -12,6 +12,7 @@ from .draft_window import WindowPool, window_pool
 from .drafter_spec import NGRAM, NGRAM_BY_SOURCE, DrafterSpec, DraftKV, find_drafter
 from .forced_drafts import forced_drafts, may_have_grammars, verify_width
 from .ngram import NgramConfig
+from .processor_names import refuse_processors
 from .ragged_verify import RaggedVerify, read_ragged
 from .refusal import Refused
 from .spec_shape import PLAIN, draft_reach, given_shape
@@ -128,6 +129,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stream_interval: Annotated[
         int, Doc(description="tokens between two chunks of a stream; the first comes at once")
     ] = 1
+    logits_processors: Annotated[
+        str | None,
+        Doc(
+            description="custom logits processors that requests may ask for: NAME of an installed "
+            "package's, module:Class or NAME=module:Class, several with commas between them, in "
+            "the order of their work (docs/logits-processors.md)"
+        ),
+    ] = None
     random_seed: Annotated[
         int, Doc(description="seed from which requests without one draw theirs")
     ] = 0
@@ -538,7 +547,8 @@ def refuse_config(config: EngineConfig) -> Refused | None:
         refused = refuse_on(config, config.device)
         if refused is not None:
             return refused
-    return refuse_speculation(config)
+    refused = refuse_processors(config.logits_processors, config.tp_size)
+    return refused or refuse_speculation(config)
 
 
 def served_context(config: EngineConfig, longest: int) -> int | Refused:

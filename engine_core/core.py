@@ -14,6 +14,7 @@ from .grammar_spec import GrammarSpec
 from .host_drafter import HostDrafter
 from .late_drafts import DraftPolicy, LateDrafts
 from .messages import CoreStats, FlushCache, GenerateRequest, RequestOutput
+from .processor_loader import ProcessorSet, refuse_processor_calls
 from .refusal import Refused
 from .scheduler import Scheduler
 from .tail_decoder import TailDecoder
@@ -40,12 +41,13 @@ class EngineCore:
         controller: DraftPolicy | None = None,
         device_lengths: DeviceLengths | None = None,
         grammars: GrammarCompiler | None = None,
+        processors: ProcessorSet | None = None,
         trace: TraceWriter | None = None,
         check: bool | None = None,
     ) -> None:
-        """``grammars``: None where requests may have none. ``check`` None follows the environment's
-        OUTRIDER_CHECK. ``device_lengths``: of a drafter that the worker runs. Raises ValueError
-        unless a host drafter comes with a controller.
+        """``grammars``, ``processors``: None where requests may have none. ``check`` None follows
+        the environment's OUTRIDER_CHECK. ``device_lengths``: of a drafter that the worker runs.
+        Raises ValueError unless a host drafter comes with a controller.
         """
         if (host_drafter is None) != (controller is None):
             raise ValueError("a host drafter and a length controller come together")
@@ -53,6 +55,7 @@ class EngineCore:
         self.scheduler = Scheduler(config, tail=tail, policy=controller or device_lengths)
         self._worker = worker
         self._grammars = grammars
+        self._processors = processors
         self._held: dict[str, GrammarSpec] = {}  # by open requests
         self._overlap = not config.engine.disable_overlap_schedule
         self._check = os.environ.get("OUTRIDER_CHECK") == "1" if check is None else check
@@ -83,6 +86,8 @@ class EngineCore:
     def submit(self, message: GenerateRequest) -> Refused | None:
         """Queue a request, or say why it is not served."""
         refused = refuse_grammar(message.params.grammar, self.config, self._grammars)
+        calls = message.params.logits_processors
+        refused = refused or refuse_processor_calls(calls, self._processors)
         refused = refused or self.scheduler.submit(message)
         spec = message.params.grammar
         if refused is None and spec is not None and self._grammars is not None:

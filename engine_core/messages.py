@@ -175,6 +175,7 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     ``draft_shape``: how much a draft model drafts a round, by flag or by itself; None without one.
     ``simulated``: accept lengths are forced, so that times mean something and texts do not.
+    ``processors``: the custom logits processors that are loaded.
     """
 
     model: str
@@ -193,6 +194,7 @@ class CoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     draft_shape: SpecShape | None = None
     simulated: bool = False
+    processors: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

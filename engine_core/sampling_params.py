@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from .grammar_spec import GrammarSpec
+from .processor_calls import refuse_calls
 from .refusal import Refused
 from .token_bans import refuse_bans
 
@@ -29,7 +30,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     token that completed one. With a ``grammar`` the output is one of its texts, cut where
     ``max_new_tokens`` or a stop ends it. No sequence of ``bad_words_ids`` occurs in the output;
     frontends turn ``bad_words`` into such sequences. ``allowed_token_ids``: the only tokens of the
-    output, EOS included; None for all.
+    output, EOS included; None for all. ``logits_processors``: those that the engine has loaded and
+    that edit this request's logits, each with its arguments (:mod:`.processor_loader`).
     """
 
     max_new_tokens: int = 128
@@ -57,6 +59,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
     logprob_start_len: int = 0
     grammar: GrammarSpec | None = None
+    logits_processors: dict[str, dict[str, object]] = {}
 
     @property
     def greedy(self) -> bool:
@@ -85,6 +88,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             or _refuse_stops(self, vocab_size)
             or refuse_bans(*bans, vocab_size)
             or _refuse_grammar(self)
+            or refuse_calls(self.logits_processors)
         )
 
 

@@ -38,7 +38,13 @@ _JSON_FORMS = {
     "bad_words_ids": _JsonForm(
         tuple[tuple[int, ...], ...], "list of lists of token ids", "[[17], [4, 9]]"
     ),
+    "logits_processors": _JsonForm(
+        dict[str, dict[str, object]],
+        "object of a processor's name: its arguments",
+        '{"two_back": {"strength": 3}}',
+    ),
 }
+_FLAG_OF = {"logits_processors": "logits_processor_args"}  # the engine's flag has the field's name
 FIELDS = tuple(f.name for f in msgspec.structs.fields(SamplingParams))
 
 
@@ -49,7 +55,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     for field in msgspec.structs.fields(SamplingParams):
         if field.name in ("n", "grammar"):
             continue
-        name = "--" + field.name.replace("_", "-")
+        name = "--" + _FLAG_OF.get(field.name, field.name).replace("_", "-")
         hint = _without_none(hints[field.name])
         if hint is bool and field.name.startswith("no_"):
             group.add_argument(name, action="store_true", default=argparse.SUPPRESS)
@@ -89,15 +95,13 @@ def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
     """The sampling parameters of a parsed command line. Raises RefusedError, or UsageError for a
     file that cannot be read.
     """
-    given: dict[str, object] = {k: v for k, v in vars(namespace).items() if k in FIELDS}
+    flags = vars(namespace)
+    named = ((field, _FLAG_OF.get(field, field)) for field in FIELDS)
+    given: dict[str, object] = {field: flags[flag] for field, flag in named if flag in flags}
     for name, form in _JSON_FORMS.items():
         text = given.get(name)
         if isinstance(text, str):
-            try:
-                given[name] = msgspec.json.decode(text, type=form.type)
-            except msgspec.MsgspecError as error:
-                reason = f"must be a JSON {form.words}: {error}"
-                raise RefusedError(Refused(name, reason)) from None
+            given[name] = _read_json(name, form, text)
     given["grammar"] = grammar_from_flags(namespace)
     params = params_from(given)
     # What is wrong for every model is said before one is loaded.
@@ -105,6 +109,21 @@ def params_from_flags(namespace: argparse.Namespace) -> SamplingParams:
     if refused is not None:
         raise RefusedError(refused)
     return params
+
+
+def processor_calls(text: str) -> dict[str, dict[str, object]]:
+    """What ``--logits-processor-args`` says. Raises RefusedError."""
+    name = "logits_processors"
+    found = _read_json(name, _JSON_FORMS[name], text)
+    return msgspec.convert(found, dict[str, dict[str, object]])
+
+
+def _read_json(name: str, form: _JsonForm, text: str) -> object:
+    try:
+        return msgspec.json.decode(text, type=form.type)
+    except msgspec.MsgspecError as error:
+        reason = f"must be a JSON {form.words}: {error}"
+        raise RefusedError(Refused(_FLAG_OF.get(name, name), reason)) from None
 
 
 def params_from(values: Mapping[str, object], base: SamplingParams | None = None) -> SamplingParams:

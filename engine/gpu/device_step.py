@@ -37,7 +37,8 @@ class StepShape(NamedTuple):
     tokens are nodes. ``moves``: accepted nodes may have to move. ``sampled``: some rows draw their
     token. ``edits``: some rows have penalties, a bias, a minimum length, bans or a grammar.
     ``verified``: T where rows are cut to verify lengths, so that the plan has more; None elsewhere.
-    ``masked``: some rows have a grammar, whose masks come between F and A.
+    ``masked``: some rows have a grammar or custom processors, for which the host has a say between
+    F and A.
     """
 
     width: int
@@ -65,12 +66,13 @@ class LaidOut(NamedTuple):
 
 class Forwarded(NamedTuple):
     """Segment F's answer: raw logits [N, V], none on ranks that decide nothing, features and the
-    hidden states [T, H].
+    hidden states [T, H]. ``edited`` float32[N, V]: the logits after ``edit``, if that came already.
     """
 
     logits: torch.Tensor | None
     features: torch.Tensor
     hidden: torch.Tensor
+    edited: torch.Tensor | None = None
 
 
 class StepMasks(NamedTuple):
@@ -229,12 +231,19 @@ class DeviceStep:
             nodes = hidden.index_select(0, laid.batch.logits_index)
         return Forwarded(self._model.raw_logits(nodes), features, hidden)
 
+    def edit(self, laid: LaidOut, found: Forwarded) -> Forwarded:
+        """Penalties, biases, minimum lengths and bans, ahead of ``finish``, which then has none."""
+        if found.logits is None:
+            return found
+        return found._replace(edited=self._edited(laid, found.logits))
+
     def finish(self, laid: LaidOut, found: Forwarded, masks: StepMasks | None = None) -> Choice:
         """A: processors and acceptance. ``masks``: of steps with grammars."""
         batch, logits = laid.batch, found.logits
         targets = batch.positions.new_empty(0)
         if logits is not None:
-            targets = self._target(laid, logits, masks)
+            edited = self._edited(laid, logits) if found.edited is None else found.edited
+            targets = self._target(laid, edited, masks)
         path = self._accept(
             laid.staging, laid.shape, batch, targets, laid.starts, laid.out, found.features,
             laid.most, laid.survived,
@@ -247,12 +256,15 @@ class DeviceStep:
         """float32[n, V] of hidden states [n, H]; only on the rank that decides."""
         return self._model.raw_logits(hidden).float()
 
-    def _target(self, laid: LaidOut, logits: torch.Tensor, masks: StepMasks | None) -> torch.Tensor:
-        """Targets int64[N] from logits [N, V]."""
-        shape = laid.shape
-        edited, staging = logits, laid.staging
-        if shape.edits:
-            edited = edited_logits(logits, laid.batch, staging, self.state, shape.width)
+    def _edited(self, laid: LaidOut, logits: torch.Tensor) -> torch.Tensor:
+        """A copy float32[N, V] with edits, where rows have any; else the logits themselves."""
+        if not laid.shape.edits:
+            return logits
+        return edited_logits(logits, laid.batch, laid.staging, self.state, laid.shape.width)
+
+    def _target(self, laid: LaidOut, edited: torch.Tensor, masks: StepMasks | None) -> torch.Tensor:
+        """Targets int64[N] from edited logits [N, V]."""
+        shape, staging = laid.shape, laid.staging
         if masks is not None:
             mask_logits(edited, masks.places, masks.bits)
         if not shape.sampled:

@@ -1,8 +1,7 @@
 """Masks of a step on a GPU: made on the host while the target runs, once the step before is known.
 
-Segment D's rows come to the host as it laid them out, the drafts of the device among them. Matchers
-stand where the latest collected result left them, so a step's masks are made when the step before
-it was collected; until then its segment A waits.
+Matchers stand where the latest collected result left them, so a step's masks are made when the step
+before it was collected; until then its segment A waits.
 """
 
 import time
@@ -18,24 +17,11 @@ from ...engine_core.plan import HostDrafts, StepPlan
 from ...engine_core.refusal import Refused
 from ...kernels.logit_masks import DEAD, FREE
 from ..sampling.slot_grammars import RowTokens, SlotGrammars
-from .device_step import LaidOut, StepMasks
+from .device_step import StepMasks
 from .forced_ahead import ForcedAhead
-from .marks import Mark, new_mark
 from .packer import Packed
 from .pinned_ring import PinnedRing
-
-
-class RowsToCome(NamedTuple):
-    """A step's rows on their way to the host: ``host`` int32, complete once ``done`` has passed.
-
-    ``rows`` R and ``tokens`` T of the batch, of which the plan's rows have the places ``places``.
-    """
-
-    host: torch.Tensor
-    rows: int
-    tokens: int
-    places: I32
-    done: Mark
+from .rows_to_come import MaskWait
 
 
 class StepDrafts(NamedTuple):
@@ -44,13 +30,6 @@ class StepDrafts(NamedTuple):
     drafts: HostDrafts | None
     illegal: int = 0
     forced: bytes = b""
-
-
-class MaskWait(NamedTuple):
-    """Segment A's wait for masks by the device's clock: from the end of F to their copy."""
-
-    begin: Mark
-    end: Mark
 
 
 class GrammarSteps:
@@ -65,8 +44,6 @@ class GrammarSteps:
         """``forced``: see SlotGrammars."""
         self._grammars = SlotGrammars(compiler, forced)
         self._ahead = ForcedAhead(self._grammars)
-        self._device = device
-        self._rows = PinnedRing(device.type == "cuda")
         self._masks = PinnedRing(device.type == "cuda")
         self.mask_ns = self.mask_nodes = 0
 
@@ -102,38 +79,9 @@ class GrammarSteps:
             return StepDrafts(None)
         return StepDrafts(made, illegal, forced)
 
-    def fetch(self, laid: LaidOut, packed: Packed, behind: int) -> RowsToCome:
-        """Have segment D's rows copied to the host; ``behind``: see ``fill``."""
-        staging, batch = laid.staging, laid.batch
-        parts = batch.input_ids.int(), staging.parents, staging.cu_q, staging.node_cu
-        block = torch.cat(parts)
-        host = self._rows.take(len(block))
-        host.copy_(block, non_blocking=True)
-        done = new_mark(self._device)
-        done.record()
-        places = packed.places(behind)
-        if isinstance(places, slice):
-            places = np.arange(packed.rows)
-        rows = places.astype(np.int32)
-        return RowsToCome(host, len(staging.slots), len(batch.input_ids), rows, done)
-
-    def wait(self) -> MaskWait:
-        """The wait for masks that begins behind what was enqueued so far."""
-        begin = new_mark(self._device)
-        begin.record()
-        return MaskWait(begin, new_mark(self._device))
-
-    def fill(self, masks: StepMasks, packed: Packed, come: RowsToCome, wait: MaskWait) -> None:
+    def fill(self, masks: StepMasks, packed: Packed, rows: RowTokens, wait: MaskWait) -> None:
         """Write the step's masks to the device; ``wait`` ends with the host's part."""
-        come.done.synchronize()
         began = time.perf_counter_ns()
-        edge = come.rows + 1
-        planned = (len(come.host) - come.tokens - 2 * edge,)
-        tokens, parents, cu_q, node_cu = np.split(
-            come.host.numpy(), np.cumsum((come.tokens, *planned, edge))
-        )
-        first, last = come.places, come.places + 1
-        rows = RowTokens(cu_q[first], cu_q[last], node_cu[first], node_cu[last], tokens, parents)
         nodes = len(masks.places)
         host: torch.Tensor
 

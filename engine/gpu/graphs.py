@@ -28,14 +28,15 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LaterParts:
-    """Segments F and A of a step whose masks the host makes in between, from what D ``laid`` out.
+    """Segments F and A of a step in which the host has a say in between, from what D ``laid`` out.
 
-    ``masks``: what A reads.
+    ``found``: what F gave, edited. ``masks``: what A reads.
     """
 
     forward: Recorded
     finish: Recorded
     laid: Callable[[], LaidOut]
+    found: Callable[[], Forwarded]
     masks: StepMasks
 
 
@@ -143,10 +144,15 @@ class StepGraphs:
         masks = step.new_masks(nodes)
         first = self._record(lambda: laid.keep(step.lay(views, shape, out)))
         first.replay()
-        forward = self._record(lambda: found.keep(step.forward(laid.value)))
+        forward = self._record(lambda: found.keep(self._forward(laid.value)))
         forward.replay()
         finish = self._record(lambda: step.finish(laid.value, found.value, masks))
-        return first, LaterParts(forward, finish, lambda: laid.value, masks)
+        return first, LaterParts(forward, finish, lambda: laid.value, lambda: found.value, masks)
+
+    def _forward(self, laid: LaidOut) -> Forwarded:
+        """F, with the edited logits alone: what is kept is kept once a tier."""
+        found = self._step.edit(laid, self._step.forward(laid))
+        return found._replace(logits=found.edited)
 
     def _record(self, launch: Callable[[], object]) -> Recorded:
         # Compiles kernels and warms the libraries up; on a stream of its own it would leave cuBLAS'

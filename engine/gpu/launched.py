@@ -7,10 +7,11 @@ import torch
 
 from ...engine_core.ids import I32, I64, i32
 from ...engine_core.plan import HostDrafts, RowLogprobs, StepPlan
+from ..sampling.slot_processors import ProcessorWork
 from .device_step import DeviceStep
-from .grammar_steps import MaskWait
 from .marks import Mark
 from .packer import Packed
+from .rows_to_come import MaskWait
 
 
 class Output(NamedTuple):
@@ -30,7 +31,8 @@ class Launched:
     """A step on its way; its result is complete once ``done`` has passed.
 
     ``out``: its output on the host; ``verified``: its query tokens at most; ``illegal`` and
-    ``forced``: see StepResult; ``mask_wait``: of steps with grammars; for the others see Output.
+    ``forced``: see StepResult; ``mask_wait``: of steps in which the host has a say, ``work``: what
+    custom processors did; for the others see Output.
     """
 
     plan: StepPlan
@@ -49,9 +51,10 @@ class Launched:
     illegal: int = 0
     forced: bytes = b""
     mask_wait: MaskWait | None = None
+    work: ProcessorWork | None = None
 
     def mask_wait_ns(self) -> int:
-        """For how long the device stood and waited for masks; the end must have passed."""
+        """For how long the device stood and waited for the host; the end must have passed."""
         if self.mask_wait is None:
             return 0
         return int(self.mask_wait.begin.elapsed_time(self.mask_wait.end) * 1e6)

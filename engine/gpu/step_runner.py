@@ -11,17 +11,21 @@ from ...engine_core.accept_rules import DRAWING
 from ...engine_core.ids import I32, i32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
 from ...engine_core.refusal import Refused
+from ...kernels.logit_masks import FREE
+from ...kernels.logit_masks_gpu import mask_logits
 from ..row_errors import row_error
 from ..sampling.features import EDITS, Feature
 from ..sampling.logprobs import collect_logprobs
 from ..sampling.prompt_scores import Piece, score_prompts
-from .device_step import Choice, DeviceStep, StepMasks
-from .grammar_steps import GrammarSteps, MaskWait, RowsToCome
+from ..sampling.slot_processors import ProcessorWork, SlotProcessors
+from .device_step import Choice, DeviceStep, Forwarded, StepMasks
+from .grammar_steps import GrammarSteps
 from .graphs import StepGraphs
 from .launched import Launched, Output, read_answer
 from .marks import Mark, new_mark
 from .packer import Packed, StepPacker, fill
 from .pinned_ring import PinnedRing
+from .rows_to_come import MaskWait, RowFetch, RowsToCome
 from .staging import field_lengths, split_device
 from .tier_shapes import exact_shape, exact_staging, tier_shape, tier_staging
 from .tiers import Tier, Tiers
@@ -30,15 +34,17 @@ _LEAST_S = 1e-7  # times are positive
 
 _NO_LOGPROBS: tuple[RowLogprobs, ...] = ()
 _SAMPLED, _LOGPROBS = int(Feature.SAMPLED), int(Feature.LOGPROBS)
-_GRAMMAR = int(Feature.GRAMMAR)
-_EDITED = EDITS | _GRAMMAR
+_GRAMMAR, _PROCESSORS = int(Feature.GRAMMAR), int(Feature.PROCESSORS)
+_HOST = _GRAMMAR | _PROCESSORS  # for which the host has a say between F and A
+_EDITED = EDITS | _HOST
 
 
 class Scored(NamedTuple):
-    """Log-probabilities of what rows emitted, and of prompt tokens."""
+    """Log-probabilities of what rows emitted, and of prompt tokens; what custom processors did."""
 
     logprobs: tuple[RowLogprobs, ...]
     scores: tuple[RowLogprobs, ...]
+    work: ProcessorWork | None = None
 
 
 _NO_SCORES = Scored(_NO_LOGPROBS, _NO_LOGPROBS)
@@ -47,7 +53,7 @@ _NO_SCORES = Scored(_NO_LOGPROBS, _NO_LOGPROBS)
 class Started(NamedTuple):
     """A step whose target runs. ``finish`` enqueues the rest, once, and gives log-probabilities.
 
-    ``mask_wait``: between the two, where grammars make masks.
+    ``mask_wait``: between the two, where the host has a say.
     """
 
     output: Output
@@ -61,11 +67,11 @@ class GpuStepRunner:
     For reports: ``decode_steps`` (of verify rows alone), ``prefill_steps`` (all others) and those
     of either that replayed a graph count what was launched; ``gap_ns`` is the time between one
     step's end and the next one's begin on the device, ``mask_wait_ns`` that within steps where it
-    waited for grammars' masks.
+    waited for the host: for grammars' masks, or for custom processors to be called.
     ``wait`` waits until the device has passed a step's end. ``aligns``: a budget takes what its
-    graph would be padded with. ``grammars``: of the slots' requests; a step with such rows ends
-    when the one before was collected, and has the ``masked`` tiers, as rows without a drafter may
-    have drafts then (``tiers`` if not given).
+    graph would be padded with. ``grammars``, ``processors``: of the slots' requests; a step with
+    such rows ends when the one before was collected, and has the ``masked`` tiers, as rows without
+    a drafter may have drafts then (``tiers`` if not given).
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class GpuStepRunner:
         aligns: bool = False,
         grammars: GrammarSteps | None = None,
         masked: Tiers | None = None,
+        processors: SlotProcessors | None = None,
     ) -> None:
         self._step = step
         self._aligns = aligns
@@ -95,6 +102,8 @@ class GpuStepRunner:
         self._last_done: Mark | None = None
         self._replayed: set[Tier] = set()
         self._grammars = grammars
+        self._processors = processors
+        self._rows = RowFetch(device)
         self._open = 0  # steps launched and not collected
         self._later: Callable[[], None] | None = None  # ends the newest of them
 
@@ -128,6 +137,8 @@ class GpuStepRunner:
             fixed = drafts is None and self._fixed(plan)
             on_device = self._step.drafter is not None
             drafts, illegal, forced = self._grammars.start(plan, drafts, on_device, fixed)
+        if self._processors is not None:
+            self._processors.enter(plan)
         packed = self._packer.pack(plan, drafts)
         features = self._features(packed)
         began = new_mark(self._device)
@@ -145,11 +156,11 @@ class GpuStepRunner:
         )  # fmt: skip
 
         def finish() -> None:
-            launched.logprobs, launched.prompt_logprobs = started.finish()
+            launched.logprobs, launched.prompt_logprobs, launched.work = started.finish()
             host.copy_(output.out, non_blocking=True)
             done.record()
 
-        if features & _GRAMMAR and self._open:
+        if features & _HOST and self._open:
             self._later = finish
         else:
             finish()
@@ -204,7 +215,7 @@ class GpuStepRunner:
         errors: tuple[RowError, ...] = ()
         if (lens == 0).any():
             bad = np.flatnonzero((lens == 0) & (np.diff(packed.node_cu) > 0)).tolist()
-            errors = tuple(row_error(row, self._refusal(int(packed.slots[row]))) for row in bad)
+            errors = tuple(row_error(row, self._refusal(launched, row)) for row in bad)
         self._pass_on(launched.plan.step, packed, lens, emitted)
         return StepResult(
             step=launched.plan.step,
@@ -227,17 +238,23 @@ class GpuStepRunner:
 
     @torch.inference_mode()
     def _pass_on(self, step: int, packed: Packed, lens: I32, emitted: I32) -> None:
-        """Move grammars on, and end the step that waited for that."""
+        """Move grammars and texts on, and end the step that waited for that."""
         self._open -= 1
         if self._grammars is not None:
             self._grammars.advance(step, packed, lens, emitted)
+        if self._processors is not None:
+            accept_cu = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
+            self._processors.advance(packed.slots, accept_cu, emitted)
         if self._later is not None:
             later, self._later = self._later, None
             later()
 
-    def _refusal(self, slot: int) -> Refused | None:
-        """Why the slot's request cannot go on, where its grammar is to blame."""
-        return None if self._grammars is None else self._grammars.refusal(slot)
+    def _refusal(self, launched: Launched, row: int) -> Refused | None:
+        """Why the row's request cannot go on, where a processor or its grammar is to blame."""
+        refused = None if launched.work is None else launched.work.refusal(row)
+        if refused is not None or self._grammars is None:
+            return refused
+        return self._grammars.refusal(int(launched.packed.slots[row]))
 
     def seconds_of(self, tokens: int, turns: int) -> float:
         """T(tokens): the fastest of some decode-only steps of that many query tokens.
@@ -312,6 +329,8 @@ class GpuStepRunner:
             self._step.drafter.reset()
         if self._grammars is not None:
             self._grammars.reset()
+        if self._processors is not None:
+            self._processors.reset()
 
     def close(self) -> None:
         """Let the graphs go, and with them what they hold on to; only while idle."""
@@ -354,7 +373,7 @@ class GpuStepRunner:
         if self._graphs is None or packed.verify_rows < 0 or features & _LOGPROBS:
             return None
         prefill, verified = packed.prefill, self._verified(plan, packed)
-        tiers = self._masked_tiers if features & _GRAMMAR else self._tiers
+        tiers = self._masked_tiers if features & _HOST else self._tiers
         tier = tiers.of(
             packed.verify_rows,
             (packed.tokens if verified is None else verified) - prefill.tokens,
@@ -363,7 +382,7 @@ class GpuStepRunner:
             prefill,
             packed.tokens - prefill.tokens > packed.verify_rows,
         )
-        if tier is not None and features & _GRAMMAR:
+        if tier is not None and features & _HOST:
             tier = tier._replace(masked=True)
         if tier is None or not self._graphs.room(tier).holds(plan):
             return None
@@ -379,19 +398,44 @@ class GpuStepRunner:
         graph.block.copy_(host, non_blocking=True)
         graph.graph.replay()
         output = Output(graph.out, tier.all_rows, tier.width, packed.places(tier.rows))
-        later, grammars = graph.later, self._grammars
-        if later is None or grammars is None:
+        later = graph.later
+        if later is None:
             return Started(output, lambda: _NO_SCORES)
-        come = grammars.fetch(later.laid(), packed, tier.rows)
+        come = self._rows.fetch(later.laid(), packed, tier.rows)
         later.forward.replay()
-        wait = grammars.wait()
+        wait = self._rows.wait()
 
         def finish() -> Scored:
-            grammars.fill(later.masks, packed, come, wait)
+            work = self._intervene(features, packed, come, later.found(), later.masks, wait)
             later.finish.replay()
-            return _NO_SCORES
+            return _NO_SCORES._replace(work=work)
 
         return Started(output, finish, wait)
+
+    def _intervene(
+        self,
+        features: int,
+        packed: Packed,
+        come: RowsToCome,
+        found: Forwarded,
+        masks: StepMasks,
+        wait: MaskWait,
+    ) -> ProcessorWork | None:
+        """What the host has to say between F and A: grammars mask logits, processors edit them."""
+        rows = come.wait()
+        if features & _GRAMMAR and self._grammars is not None:
+            self._grammars.fill(masks, packed, rows, wait)
+        else:
+            masks.places.fill_(FREE)
+            wait.end.record()
+        if not features & _PROCESSORS or self._processors is None or found.edited is None:
+            return None
+        if features & _GRAMMAR:
+            # A does so again: what processors see has it already.
+            mask_logits(found.edited, masks.places, masks.bits)
+        work = self._processors.work(packed.slots, packed.kinds.tobytes(), rows)
+        work.apply(found.edited)
+        return work
 
     def _run(
         self,
@@ -409,31 +453,31 @@ class GpuStepRunner:
         began.record()
         block = host.to(self._device, non_blocking=True)
         sampled, edits = bool(features & _SAMPLED), bool(features & _EDITED)
-        grammars = self._grammars if features & _GRAMMAR else None
-        masked = grammars is not None
+        masked = bool(features & _HOST)
         shape = exact_shape(packed, sampled, edits, self._verified(plan, packed), masked)
         step, width = self._step, shape.width
         out = step.new_output(packed.rows, width)
         laid = step.lay(split_device(block, staging), shape, out)
         come: RowsToCome | None = None
-        if grammars is not None:
-            come = grammars.fetch(laid, packed, max(0, packed.verify_rows))
+        if masked:
+            come = self._rows.fetch(laid, packed, max(0, packed.verify_rows))
         found = step.forward(laid)
-        wait = None if grammars is None or found.logits is None else grammars.wait()
+        wait = None if come is None or found.logits is None else self._rows.wait()
 
         def finish() -> Scored:
+            after, work = found, None
             masks: StepMasks | None = None
-            if grammars is not None and come is not None and wait is not None:
+            if come is not None and wait is not None:
                 assert found.logits is not None, "no wait without logits"
-                masks = step.new_masks(len(found.logits))
-                grammars.fill(masks, packed, come, wait)
-            choice = step.finish(laid, found, masks)
+                after, masks = step.edit(laid, found), step.new_masks(len(found.logits))
+                work = self._intervene(features, packed, come, after, masks, wait)
+            choice = step.finish(laid, after, masks)
             logprobs = scores = _NO_LOGPROBS
             if features & _LOGPROBS and step.decides:
                 logprobs = self._logprobs(packed, choice, out, width)
             if pieces and step.decides:
                 scores = self._scores(pieces, choice)
-            return Scored(logprobs, scores)
+            return Scored(logprobs, scores, work)
 
         return Started(Output(out, packed.rows, width, slice(0, packed.rows)), finish, wait)
 

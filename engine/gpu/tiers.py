@@ -15,10 +15,10 @@ class Tier(NamedTuple):
     """A graph's capacity: verify rows, query tokens, and the most query tokens of such a row.
 
     ``sampled``: whether acceptance draws with noise where a row asks for it. ``edits``: whether
-    logits are penalised, biased or masked where a row asks for it; ``masked``: by grammars too.
-    ``chunks``: prefill rows behind
-    the verify rows, whose tokens are among the ``tokens``: ``longest`` at most, which may all be of
-    one row. ``compact``: ``tokens`` are those that are verified; planned are full rows.
+    logits are penalised, biased or masked where a row asks for it; ``masked``: by grammars or by
+    custom processors too. ``chunks``: prefill rows behind the verify rows, whose tokens are among
+    the ``tokens``: ``longest`` at most, which may all be of one row. ``compact``: ``tokens`` are
+    those that are verified; planned are full rows.
     ``drafts``: of all verify rows, where they are fewer than full rows'.
     """
 

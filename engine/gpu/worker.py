@@ -12,6 +12,7 @@ from ...engine_core.config import CoreConfig, EngineConfig
 from ...engine_core.grammar_compiler import compiler_of
 from ...engine_core.graph_sizes import graph_chunk, graph_rows
 from ...engine_core.plan import HostDrafts, StepPlan, StepResult
+from ...engine_core.processor_loader import processors_of
 from ...engine_core.worker import WorkerFailed, WorkerInfo
 from ...kernels.simulate_survival_gpu import simulate_survival
 from ..agreement import Ranks
@@ -21,6 +22,7 @@ from ..models import GpuModel
 from ..models.block_net import GpuBlockNet
 from ..models.draft_net import GpuDraftNet
 from ..models.torch_block import block_of
+from ..sampling.slot_processors import SlotProcessors
 from ..sampling.thresholds import thresholds_of
 from ..speculative.device_drafter import LoadedModel, window_of
 from ..speculative.drafter_maker import make_drafter
@@ -87,6 +89,7 @@ class GpuWorker:
         self._reach = 1  # tokens of KV that drafts of a row may write, see tier_staging
         self._aligns = False
         self._grammars: GrammarSteps | None = None
+        self._processors: SlotProcessors | None = None
         self._runner = self._make_runner(1)
         self._held: deque[StepPlan] = deque()
         self._launched: deque[Launched] = deque()
@@ -118,6 +121,9 @@ class GpuWorker:
         compiler = compiler_of(config)
         if compiler is not None:
             self._grammars = GrammarSteps(compiler, self._device, config.forced_drafts)
+        processors = processors_of(config)
+        if processors is not None:
+            self._processors = SlotProcessors(processors)
         self._reach = max(1, config.kv_reach)
         self._masked_width, self._forced = config.verify_width, config.forced_drafts
         self.set_verify_width(config.draft_width)
@@ -170,6 +176,7 @@ class GpuWorker:
             self._aligns,
             self._grammars,
             self._tiers(max(width, self._masked_width), self._forced),
+            self._processors,
         )
 
     def _tiers(self, width: int, drafts: int | None = None) -> Tiers:

@@ -19,6 +19,7 @@ from .processors import (
 )
 from .slot_edits import SlotEdits
 from .slot_grammars import NodeMasks
+from .slot_processors import ProcessorWork
 from .slot_table import SlotTable
 
 
@@ -39,13 +40,14 @@ def choose_targets(
     out_counts: torch.Tensor,
     acceptance: Acceptance | None = None,
     masks: NodeMasks | None = None,
+    work: ProcessorWork | None = None,
 ) -> torch.Tensor:
     """int64[N]: the token that each of the step's N nodes decides on; -1 where unusable.
 
     ``logits`` float32[N, V] stay untouched. ``slots`` int32[R] and ``node_cu`` int32[R + 1] are
     the step's rows, ``out_counts`` int32[S] the output tokens before it. Nodes of sampled rows go
     by ``acceptance``; without it their tokens are drawn with the coupled noise. ``masks``: of the
-    nodes of rows with a grammar.
+    nodes of rows with a grammar. ``work``: of those with custom processors.
     """
     targets = argmax_rows(logits)
     if not table.featured:
@@ -57,6 +59,8 @@ def choose_targets(
     edited = _edit(logits, nodes, node_features, edits, out_counts)
     if masks is not None:
         apply_masks(edited, nodes, masks)
+    if work is not None:
+        work.apply(edited, nodes.index.numpy())
     sampled = torch.from_numpy((node_features & int(Feature.SAMPLED)) != 0).to(logits.device)
     chosen = torch.empty_like(nodes.index)
     if not sampled.all():

@@ -16,11 +16,12 @@ class Feature(IntFlag):
     LOGPROBS = 16
     BANS = 32
     GRAMMAR = 64
+    PROCESSORS = 128
 
 
 # Plain ints: an IntFlag operand costs numpy microseconds.
 EDITS = int(Feature.PENALTIES | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.BANS)
-PROCESSED = EDITS | int(Feature.SAMPLED | Feature.GRAMMAR)
+PROCESSED = EDITS | int(Feature.SAMPLED | Feature.GRAMMAR | Feature.PROCESSORS)
 AFTERWARDS = int(Feature.PENALTIES | Feature.LOGPROBS | Feature.BANS)
 
 
@@ -41,4 +42,6 @@ def features_of(params: SamplingParams, eos_ids: tuple[int, ...]) -> Feature:
         found |= Feature.LOGPROBS
     if params.grammar is not None:
         found |= Feature.GRAMMAR
+    if params.logits_processors:
+        found |= Feature.PROCESSORS
     return found

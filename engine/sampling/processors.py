@@ -2,7 +2,8 @@
 
 Each node sees its history and the drafts before it.
 The order is the one that vLLM and SGLang users expect: penalties, logit bias, minimum length, bans,
-grammar, then (in ``kernels/coupled_sample``) temperature, top_k, top_p, min_p.
+grammar, custom processors (:mod:`.slot_processors`), then (in ``kernels/coupled_sample``)
+temperature, top_k, top_p, min_p.
 """
 
 import numpy as np

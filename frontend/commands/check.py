@@ -20,9 +20,11 @@ from ..errors import LaunchError
 from ..flags import UsageError, add_engine_flags, resolve_engine
 from ..json_file import JsonFile
 from ..llm import LLM
+from ..lossless.features import Feature, processed
 from ..lossless.matrix import ROUNDING, Matrix
 from ..lossless.recording import Recording
 from ..lossless.report import LosslessReport, heading, row_lines, verdict
+from ..sampling_flags import processor_calls
 
 KINDS = {"lossless": "does speculation change any output, feature by feature"}
 _ABSENT = {
@@ -73,6 +75,12 @@ def _lossless(args: list[str]) -> int:
         help="folder for the trace of a failure; a temporary one if unset",
     )
     parser.add_argument("--json", metavar="FILE", help="write all cells here; -: to stdout")
+    parser.add_argument(
+        "--logits-processor-args",
+        metavar="JSON",
+        help="also run requests with these custom logits processors, e.g. "
+        """'{"two_back": {"strength": 3}}'""",
+    )
     add_engine_flags(parser, _ABSENT)
     namespace = parser.parse_args(args)
     name_algorithm(namespace)
@@ -80,6 +88,8 @@ def _lossless(args: list[str]) -> int:
     if config.speculative_algorithm is None:
         raise UsageError("--speculative-algorithm: name the drafter to check, or give --draft")
     prompts = PROMPTS if namespace.prompts is None else read_prompts(namespace.prompts)
+    calls = namespace.logits_processor_args
+    more = () if calls is None else processed(processor_calls(calls))
     target = JsonFile("--json", namespace.json)
     out = sys.stderr if namespace.json == "-" else sys.stdout
 
@@ -93,6 +103,7 @@ def _lossless(args: list[str]) -> int:
         namespace.max_new_tokens,
         Recording(namespace.traces),
         say,
+        more,
     )
     target.write(report)
     return 1 if report.failed else 0
@@ -105,8 +116,10 @@ def check(
     max_new_tokens: int,
     recording: Recording,
     say: Callable[[str], object],
+    more: tuple[Feature, ...] = (),
 ) -> LosslessReport:
-    """The whole matrix, said row by row. ``source``: of the prompts, None: its own.
+    """The whole matrix, said row by row, with ``more`` rows. ``source``: of the prompts, None: its
+    own.
 
     The trace is kept where a cell failed or the engine died. Raises ModelNotFound, RefusedError,
     LaunchError, EngineDead.
@@ -119,7 +132,7 @@ def check(
         tokens = encode(config, prompts, chat=source is None)
         say(f"{config.model}, drafts by {spec.name}" + (f" of {draft}" if draft else ""))
         with LLM.from_config(config, trace=str(recording.path)) as llm:
-            matrix = Matrix(llm, load_tokenizer(config), config, tokens, max_new_tokens)
+            matrix = Matrix(llm, load_tokenizer(config), config, tokens, max_new_tokens, more)
             say(
                 f"{len(tokens)} prompts, {matrix.plain_tokens:,} tokens without drafts, "
                 f"{llm.info.dtype} on {llm.info.device}\n"

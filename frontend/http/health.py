@@ -12,6 +12,7 @@ from ... import __version__
 from ...engine_core.capabilities import capability_table
 from ...engine_core.drafter_spec import known_drafters
 from ...engine_core.messages import CoreStats
+from ...engine_core.processor_names import known_processors
 from ...engine_core.refusal import RefusedError
 from ..metrics import average_accept_length
 from ..service import AsyncService
@@ -83,8 +84,16 @@ async def model_info(request: Request) -> Response:
 
 
 async def capabilities(request: Request) -> Response:
-    """What works, what is refused and why, and the drafters that there are."""
-    return json_response({"capabilities": capability_table(), "drafters": known_drafters()})
+    """What works, what is refused and why, the drafters that there are, and logits processors."""
+    state: ServerState = request.app.state.server
+    loaded = () if state.service is None else state.service.info.processors
+    return json_response(
+        {
+            "capabilities": capability_table(),
+            "drafters": known_drafters(),
+            "logits_processors": {"loaded": loaded, "installed": known_processors()},
+        }
+    )
 
 
 async def _probe(service: AsyncService) -> str | None:

@@ -30,6 +30,7 @@ _DIRECT = (
     "bad_words",
     "bad_words_ids",
     "allowed_token_ids",
+    "logits_processors",
     "seed",
 )
 
@@ -66,6 +67,7 @@ class OpenAIRequest(GrammarFields, kw_only=True):
     bad_words: list[str] | None = None
     bad_words_ids: list[list[int]] | None = None
     allowed_token_ids: list[int] | None = None
+    logits_processors: dict[str, dict[str, object]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     rid: str | list[str] | None = None
@@ -98,6 +100,7 @@ class NativeSampling(GrammarFields, kw_only=True):
     bad_words: list[str] | None = None
     bad_words_ids: list[list[int]] | None = None
     allowed_token_ids: list[int] | None = None
+    logits_processors: dict[str, dict[str, object]] | None = None
     seed: int | None = None
     sampling_seed: int | None = None
 

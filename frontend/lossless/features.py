@@ -148,6 +148,14 @@ def _ignore_eos(known: Known, i: int) -> SamplingParams:
     return replace(base(known.tokens), ignore_eos=True, logit_bias=bias)
 
 
+def processed(calls: dict[str, dict[str, object]]) -> tuple[Feature, ...]:
+    """The rows of custom logits processors with these arguments."""
+    return (
+        Feature("logits_processors", _greedy(logits_processors=calls)),
+        Feature("logits_processors, temperature", _seeded(0.8, logits_processors=calls)),
+    )
+
+
 FEATURES = (
     Feature("greedy", _greedy()),
     Feature("temperature", _seeded(0.8)),

@@ -50,7 +50,8 @@ class Reference(NamedTuple):
 
 
 class Matrix:
-    """All rows on one engine. ``prompts``: token ids; ``tokens``: the most that an output has.
+    """All rows on one engine. ``prompts``: token ids; ``tokens``: the most that an output has;
+    ``more``: rows behind those of every engine.
 
     Making it runs plain decoding. Raises RefusedError for prompts that do not fit, EngineDead.
     """
@@ -62,6 +63,7 @@ class Matrix:
         config: EngineConfig,
         prompts: Sequence[list[int]],
         tokens: int,
+        more: Sequence[Feature] = (),
     ) -> None:
         self._llm = llm
         self._tokenizer = tokenizer
@@ -74,7 +76,8 @@ class Matrix:
         requests = [Request(i, prompt, base(tokens)) for i, prompt in enumerate(prompts)]
         greedy = [each[0].token_ids for each in answers(llm, requests, 1, False)]
         known = Known(greedy, tokens, tokenizer.decode, llm.info.eos_ids)
-        self._references = [self._reference(known, requests, feature) for feature in FEATURES]
+        features = (*FEATURES, *more)
+        self._references = [self._reference(known, requests, feature) for feature in features]
         drawn = sum(one.drawn and one.error is None for one in self._references)
         self._tests = drawn * len(self.batches) * min(PROMPTS, len(prompts)) * (PLACES - 1)
         self.limits = Limits()

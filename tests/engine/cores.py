@@ -15,6 +15,7 @@ from outrider.engine_core.grammar_compiler import compiler_of
 from outrider.engine_core.host_drafter import HostProposal
 from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest, RequestOutput
+from outrider.engine_core.processor_loader import processors_of
 from outrider.engine_core.refusal import Refused
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.engine_core.step_times import StepTimes
@@ -129,6 +130,7 @@ def random_draft_core(config: EngineConfig, tree: bool) -> Iterator[EngineCore]:
             host_drafter=drafter,
             controller=controller,
             grammars=compiler_of(resolved),
+            processors=processors_of(resolved),
             check=False,
         )
     finally:

@@ -22,7 +22,8 @@ FILTERED = ref.Params(
 
 
 BANNED = ref.Params(temperature=1.5, bans=((2, 3), (1, 4, 0), (5,)), allowed=(0, 2, 3, 4, 5, 1))
-WANTED = {"warm": WARM, "filtered": FILTERED, "banned": BANNED}
+PROCESSED = ref.Params(temperature=1.5, two_back=2.0, presence=0.2)
+WANTED = {"warm": WARM, "filtered": FILTERED, "banned": BANNED, "processed": PROCESSED}
 
 
 class Drawn(NamedTuple):

@@ -68,7 +68,14 @@ def reference_params(params: SamplingParams) -> ref.Params:
         eos_ids=EOS,
         bans=params.bad_words_ids,
         allowed=params.allowed_token_ids,
+        two_back=two_back_of(params),
     )
+
+
+def two_back_of(params: SamplingParams) -> float | None:
+    """What the example processor takes of the token two back."""
+    call = params.logits_processors.get("two_back")
+    return None if call is None else float(str(call["strength"]))
 
 
 class Request:

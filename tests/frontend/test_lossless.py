@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ from outrider.frontend.lossless.outputs import (
 from outrider.frontend.lossless.recording import Recording
 from outrider.frontend.lossless.report import row_lines
 from outrider.frontend.results import Completion, GenerationResult
+
+from ..engine.processor_package import EXAMPLES
 
 PROMPTS = "def area(self):\nx = 1; x = 1; x = 1;\n"
 
@@ -433,3 +436,28 @@ def test_check_alone_names_what_can_be_checked(capsys: pytest.CaptureFixture[str
         cli.main(["check"])
     assert exit_.value.code == 2
     assert "outrider check lossless" in capsys.readouterr().err
+
+
+def test_custom_logits_processors_are_rows_too(
+    few: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pure one is exact; one that depends on how often it was asked is not."""
+    monkeypatch.setenv("PYTHONPATH", f"{EXAMPLES}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    keep(monkeypatch, "greedy")
+    flags = ["--speculative-algorithm", "NGRAM", *few, "--json", "-", "--logits-processors"]
+    flags += ["two_back,impure=example_processors:Impure", "--logits-processor-args"]
+
+    def statuses(calls: str, status: int) -> dict[str, set[str]]:
+        assert check(*flags, calls) == status
+        rows = json.loads(capsys.readouterr().out)["rows"]
+        return {row["feature"]: {cell["status"] for cell in row["cells"]} for row in rows}
+
+    greedy, seeded = "logits_processors", "logits_processors, temperature"
+    found = statuses('{"two_back": {"back": 4}}', 0)
+    assert found == {"greedy": {"exact"}, greedy: {"exact"}, seeded: {"exact"}}
+    found = statuses('{"impure": {}}', 1)
+    assert found["greedy"] == {"exact"}
+    assert found[greedy] == found[seeded] == {"failed"}
+    assert check(*flags, "[1]") == 2
+    assert "logits_processor_args: must be a JSON object" in capsys.readouterr().err

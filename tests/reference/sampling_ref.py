@@ -26,6 +26,7 @@ class Params:
     eos_ids: tuple[int, ...] = ()
     bans: tuple[tuple[int, ...], ...] = ()
     allowed: tuple[int, ...] | None = None
+    two_back: float | None = None  # a custom processor: what the token two back loses
 
     @property
     def greedy(self) -> bool:
@@ -56,8 +57,9 @@ def gumbel(seed: int, position: int, token: int) -> float:
 def process(
     logits: Sequence[float], params: Params, prompt: Sequence[int], output: Sequence[int]
 ) -> list[float]:
-    """Penalties, bias, minimum length and bans."""
+    """Penalties, bias, minimum length, bans and a custom processor."""
     counts = Counter(output)
+    before = [*prompt, *output]
     seen = set(prompt) | set(output)
     out = []
     for token, value in enumerate(logits):
@@ -72,6 +74,8 @@ def process(
             value = -math.inf
         if any(ends_with([*output, token], ban) for ban in params.bans):
             value = -math.inf
+        if params.two_back is not None and len(before) > 1 and token == before[-2]:
+            value -= params.two_back
         out.append(value)
     return out
 
