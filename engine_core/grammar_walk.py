@@ -122,6 +122,19 @@ class MaskThreads:
             fill([other], begin, stride, len(block))
 
 
+def legal_drafts(
+    matcher: LLMatcher, tokens: list[int], parents: list[int], eos_ids: frozenset[int]
+) -> tuple[list[int], list[int]]:
+    """Tokens and parents of a tree's allowed nodes; parents count from 1, 0 being the matcher."""
+    if parents == list(range(len(parents))) and eos_ids.isdisjoint(tokens):
+        count = matcher.deep_copy().validate_tokens(tokens)  # a chain: one call
+        return tokens[:count], parents[:count]
+    legal = [node for node, _ in legal_nodes(matcher, [0, *tokens], [-1, *parents], eos_ids)]
+    place = {0: 0} | {node: index + 1 for index, node in enumerate(legal)}
+    kept = [tokens[node - 1] for node in legal]
+    return kept, [place[parents[node - 1]] for node in legal]
+
+
 def legal_nodes(
     matcher: LLMatcher, tokens: Sequence[int], parents: Sequence[int], eos_ids: frozenset[int]
 ) -> Iterator[tuple[int, LLMatcher | None]]:

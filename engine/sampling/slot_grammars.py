@@ -13,7 +13,7 @@ from ...engine_core.draft_caps import draft_room
 from ...engine_core.grammar_compiler import GrammarCompiler
 from ...engine_core.grammar_spec import GrammarSpec
 from ...engine_core.grammar_text import grammar_refusal
-from ...engine_core.grammar_walk import ALL, MaskChain, legal_nodes, path_to, plan_masks
+from ...engine_core.grammar_walk import ALL, MaskChain, legal_drafts, path_to, plan_masks
 from ...engine_core.ids import I32, I64, RowKind, i32, u8
 from ...engine_core.plan import HostDrafts, StepPlan
 from ...engine_core.refusal import Refused
@@ -165,7 +165,7 @@ class SlotGrammars:
                     forced[row] = len(run)
                     left = None if left is None else left - len(run)
                 elif ours:
-                    ours, theirs = _legal(mine.matcher, ours, theirs, self._compiler.eos_ids)
+                    ours, theirs = legal_drafts(mine.matcher, ours, theirs, self._compiler.eos_ids)
                     illegal += end - begin - len(ours)
                 new_counts[row] = len(ours)
             new_tokens += ours
@@ -298,13 +298,3 @@ class SlotGrammars:
             if matcher.is_error():
                 block[place] = 0
                 mine.wrong = matcher.get_error()
-
-
-def _legal(
-    matcher: LLMatcher, tokens: list[int], parents: list[int], eos_ids: frozenset[int]
-) -> tuple[list[int], list[int]]:
-    """The allowed nodes of a tree whose parents count from 1, 0 being the bonus token."""
-    legal = [node for node, _ in legal_nodes(matcher, [0, *tokens], [-1, *parents], eos_ids)]
-    place = {0: 0} | {node: index + 1 for index, node in enumerate(legal)}
-    kept = [tokens[node - 1] for node in legal]
-    return kept, [place[parents[node - 1]] for node in legal]

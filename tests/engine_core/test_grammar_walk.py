@@ -11,7 +11,13 @@ from llguidance import LLMatcher
 
 from outrider.engine_core.grammar_compiler import GrammarCompiler
 from outrider.engine_core.grammar_spec import GrammarSpec
-from outrider.engine_core.grammar_walk import ALL, MaskThreads, legal_nodes, plan_masks
+from outrider.engine_core.grammar_walk import (
+    ALL,
+    MaskThreads,
+    legal_drafts,
+    legal_nodes,
+    plan_masks,
+)
 from outrider.engine_core.ids import I32
 from outrider.engine_core.model_path import resolve_model
 
@@ -155,3 +161,34 @@ def test_a_kept_grammar_is_not_moved_by_its_requests() -> None:
     masks = np.concatenate([masks_of(first), masks_of(COMPILER.matcher(spec))])
     assert EOS not in tokens_of(masks[0]) | tokens_of(masks[1])
     assert IDS[b"b"][0] in tokens_of(masks[0]) - tokens_of(masks[1])
+
+
+@settings(max_examples=150)
+@given(languages, st.randoms(use_true_random=False))
+def check_chains(language: list[str], random: object) -> None:
+    """What is kept of a chain, in one call, is what is kept of it as a tree."""
+    pick = random.random  # type: ignore[attr-defined]
+    choice = random.choice  # type: ignore[attr-defined]
+    strings = [text.encode() for text in language]
+    matcher = COMPILER.matcher(GrammarSpec("choice", json.dumps(language)))
+    text, tokens = b"", list[int]()
+    while len(tokens) < 8 and pick() < 0.9:
+        may = sorted(allowed(strings, text, IDS, EOS) - {EOS})
+        token = choice(may) if may and pick() < 0.8 else choice([EOS, *sorted(BYTES)[:50]])
+        tokens.append(token)
+        text += BYTES.get(token, b"")
+    kept, parents = legal_drafts(matcher, tokens, list(range(len(tokens))), COMPILER.eos_ids)
+    nodes = legal_nodes(matcher, [-1, *tokens], range(-1, len(tokens)), COMPILER.eos_ids)
+    assert kept == [tokens[node - 1] for node, _ in nodes]
+    assert parents == list(range(len(kept)))
+    SEEN["chains cut"] += 0 < len(kept) < len(tokens)
+    SEEN["chains whole"] += 0 < len(kept) == len(tokens)
+    SEEN["chains with an end"] += EOS in tokens
+    SEEN["chains to an end"] += EOS in kept
+
+
+def test_a_chain_is_kept_in_one_call() -> None:
+    SEEN.clear()
+    check_chains()
+    for rare in ("chains cut", "chains whole", "chains with an end", "chains to an end"):
+        assert SEEN[rare] > 3, SEEN
