@@ -71,7 +71,7 @@ class ProcessorSet:
         except (ValueError, TypeError, LookupError) as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             return Refused(field, f"{kind}{error}" or "does not take these arguments")
-        except Exception as error:  # a plug-in may raise anything
+        except (Exception, SystemExit) as error:  # a plug-in may raise anything
             reason = f"the processor failed on its arguments: {type(error).__name__}: {error}"
             return Refused(field, reason, 500)
 
@@ -119,7 +119,7 @@ def _make(one: Processor, context: ProcessorContext) -> ReadsArguments:
         made: object = import_module(module)
         for attribute in path.split("."):
             made = getattr(made, attribute)
-    except Exception as error:  # a plug-in's import may raise anything
+    except (Exception, SystemExit) as error:  # a plug-in's import may raise anything
         raise _broken(one, f"cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(made, type):
         raise _broken(one, "is no class")
@@ -130,7 +130,7 @@ def _make(one: Processor, context: ProcessorContext) -> ReadsArguments:
         processor: ReadsArguments = made(context)
     except RefusedError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken(one, f"cannot be made: {type(error).__name__}: {error}") from error
     return processor
 

@@ -23,7 +23,8 @@ def coupled_sample(
     Filters keep a prefix of the tokens sorted by falling logit (lower ids first among equals):
     the first k; of those the shortest prefix that holds ``top_p`` of their probability; of those
     the ones with at least ``min_p`` times the best one's probability. The draw is the argmax of
-    scaled logit + Gumbel noise, so it is a function of the row alone.
+    scaled logit + Gumbel noise, so it is a function of the row alone. A row with a NaN or +inf, or
+    of nothing but -inf, has none: -1.
     """
     scaled = logits.double() / temperatures.double()[:, None]
     words = philox_words(seeds, positions, logits.shape[1])
@@ -31,7 +32,13 @@ def coupled_sample(
     score = scaled - torch.log(-torch.log(uniform))
     # argmax among what the filters keep
     kept = kept_tokens(scaled, top_ks, top_ps, min_ps)
-    return score.masked_fill(~kept, -torch.inf).argmax(dim=1)
+    drawn = score.masked_fill(~kept, -torch.inf).argmax(dim=1)
+    return torch.where(usable_rows(logits), drawn, -1)
+
+
+def usable_rows(logits: torch.Tensor) -> torch.Tensor:
+    """bool[M]: rows of float32[M, V] that something can be drawn from."""
+    return (logits < torch.inf).all(dim=1) & (logits > -torch.inf).any(dim=1)
 
 
 def kept_tokens(

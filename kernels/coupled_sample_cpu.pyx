@@ -207,15 +207,16 @@ def coupled_sample(
     const int64_t[::1] positions not None,
     int64_t[::1] tokens_out not None,
 ):
-    """Write a token a row into tokens_out int64 [>= M].
+    """Write a token a row into tokens_out int64 [>= M], -1 where the row is unusable.
 
-    The arguments are those of the torch reference of this name: logits float32 [M, V] without
-    NaN, temperatures, top_ps, min_ps float32 [M], top_ks int32 [M], seeds, positions int64 [M].
+    The arguments are those of the torch reference of this name: logits float32 [M, V],
+    temperatures, top_ps, min_ps float32 [M], top_ks int32 [M], seeds, positions int64 [M].
     Raises ValueError naming the array that is too short, MemoryError.
     """
     cdef Py_ssize_t index, token, favourite, rows = logits.shape[0], vocab = logits.shape[1]
     cdef Row row
     cdef int32_t *ids
+    cdef bint bad
     need("temperatures", temperatures.shape[0], rows)
     need("top_ks", top_ks.shape[0], rows)
     need("top_ps", top_ps.shape[0], rows)
@@ -237,9 +238,14 @@ def coupled_sample(
             row.position = <uint64_t>positions[index]
             row.best = -INFINITY
             favourite = 0
-            for token in range(1, vocab):
+            bad = False
+            for token in range(vocab):
+                bad |= not row.logits[token] < INFINITY  # so is a NaN
                 if row.logits[token] > row.logits[favourite]:
                     favourite = token
+            if bad or row.logits[favourite] == -INFINITY:
+                tokens_out[index] = -1
+                continue
             row.best_id = favourite
             row.top = scaled(&row, favourite)
             if 0 < top_ks[index] < vocab or top_ps[index] < 1.0 or min_ps[index] > 0.0:

@@ -2,7 +2,7 @@
 
 import torch
 
-from .coupled_sample import coupled_sample
+from .coupled_sample import coupled_sample, usable_rows
 from .greedy_argmax import greedy_argmax
 from .noise_streams import DRAFT
 from .rejection_sample import LEAST_HEAT
@@ -28,8 +28,7 @@ def draw_drafts(
     lower id among equals. Of a row with a NaN or +inf the token is some id. Nothing is raised.
     """
     values = logits.float()
-    usable = (values < torch.inf).all(dim=1) & (values > -torch.inf).any(dim=1)
-    drawn = sampled & usable
+    drawn = sampled & usable_rows(values)
     ids = greedy_argmax(values).clamp_(min=0)
     if drawn.any():
         count = int(drawn.sum())

@@ -5,6 +5,7 @@ import torch
 
 from ...engine_core.ids import I32, U8
 from ...kernels import greedy_argmax_cpu
+from ...kernels.coupled_sample import usable_rows
 from ...kernels.coupled_sample_cpu import coupled_sample
 from ..forward_batch import ForwardBatch
 from .acceptance import Acceptance, Columns
@@ -137,7 +138,8 @@ def _sample(
         nodes.positions[sampled],
     )
     if acceptance is not None:
-        return acceptance.choose(nodes.index[sampled], logits, columns)
+        chosen = acceptance.choose(nodes.index[sampled], logits, columns)
+        return torch.where(usable_rows(logits), chosen, -1)
     tokens = torch.empty(len(slots), dtype=torch.int64)
     temperatures, top_ks, top_ps, min_ps, seeds, positions = (c.numpy() for c in columns)
     coupled_sample(

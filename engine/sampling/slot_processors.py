@@ -135,7 +135,7 @@ class ProcessorWork:
         mine = part[begin:end]
         try:
             _apply(call, mine, call.nodes.part(begin, end))
-        except Exception as error:  # a plug-in may raise anything
+        except (Exception, SystemExit) as error:  # a plug-in may raise anything
             if end - begin == 1:
                 self._raised[int(call.places[begin])] = _blame(call, error)
                 mine.fill_(torch.nan)

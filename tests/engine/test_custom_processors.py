@@ -434,10 +434,13 @@ def test_under_a_grammar_processors_choose_among_what_it_allows(algorithm: str |
 # --- faults ---------------------------------------------------------------------------------------
 
 
-def misbehaving(how: str, rid: str = "bad", **more: object) -> GenerateRequest:
+GREEDY: dict[str, float] = {"temperature": 0.0}
+
+
+def misbehaving(how: str, rid: str = "bad", sampling: dict[str, float] = GREEDY) -> GenerateRequest:
     params = SamplingParams(
-        temperature=0.0, max_new_tokens=12, ignore_eos=True,
-        logits_processors={"misbehave": {"how": how, **more}},
+        max_new_tokens=12, ignore_eos=True, logits_processors={"misbehave": {"how": how}},
+        **sampling,  # type: ignore[arg-type]
     )  # fmt: skip
     return request(rid, [1, 2, 3], params)
 
@@ -480,6 +483,32 @@ def test_only_the_request_that_a_processor_fails_on_ends(
     assert reason in message
     assert tokens_of(outputs.pop("good")) == alone
     assert {rid: tokens_of(parts) for rid, parts in outputs.items()} == plain
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.8}])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {},
+        {"speculative_use_rejection_sampling": True},
+        {"speculative_use_block_verification": True},
+        {"speculative_accept_threshold_acc": 0.5},
+    ],
+    ids=["coupled", "rejection", "block", "thresholds"],
+)
+@pytest.mark.parametrize("how", ["raise", "nan", "inf", "nothing"])
+def test_rows_that_draw_end_so_too(
+    models: Models, how: str, rule: dict[str, Any], sampling: dict[str, float]
+) -> None:
+    algorithm: DraftAlgorithm = "EAGLE3"
+    status, reason = next((status, reason) for name, status, reason in HOW if name == how)
+    with draft_core(models, algorithm, CHAIN, **PROCESSORS, **rule) as made:
+        good = misbehaving("well", "good", sampling)
+        outputs = drive(made.core, [misbehaving(how, sampling=sampling), good])
+    kind, found, message = ended(outputs["bad"])
+    assert (kind, found) == ("abort", status)
+    assert reason in message
+    assert ended(outputs["good"])[0] == "length"
 
 
 @pytest.mark.parametrize("how", ["raise", "nan", "nothing"])

@@ -156,3 +156,24 @@ def test_short_arrays_are_named() -> None:
     arguments[4] = arguments[4][:1]
     with pytest.raises(ValueError, match="seeds has 1 elements but at least 2"):
         compiled(torch.zeros(2, 3), arguments)
+
+
+@pytest.mark.parametrize("filters", [(-1, 1.0, 0.0), (5, 1.0, 0.0), (-1, 0.9, 0.0), (5, 0.9, 0.1)])
+@pytest.mark.parametrize("place", [0, 17, 99])
+def test_nothing_is_drawn_from_unusable_rows(filters: tuple[int, float, float], place: int) -> None:
+    logits = torch.randn(7, 100, generator=torch.Generator().manual_seed(place))
+    logits[0, place] = torch.nan
+    logits[1, place] = torch.inf
+    logits[2] = torch.nan
+    logits[3] = -torch.inf
+    logits[4, place] = -torch.inf  # excluded and no more
+    logits[5] = -torch.inf
+    logits[5, place] = 1.0
+    rows = [ref.Params(0.8, *filters)] * len(logits)
+    arguments = columns(rows, list(range(7)), list(range(7)))
+    found = compiled(logits, arguments)
+    assert found == coupled_sample(logits, *arguments).tolist()
+    assert found[:4] == [-1] * 4
+    assert found[4] not in (-1, place)
+    assert found[5] == place
+    assert found[6] >= 0
