@@ -98,6 +98,8 @@ class ForcedAhead:
     def moved(self, slots: I32, step: int) -> None:
         """The grammars of a result's rows have moved: note which runs begin."""
         self._done = step
+        if not self._free:
+            return
         for slot in self._free.intersection(slots.tolist()):
             rate = self._rates.get(slot, _FIRST_RATE)
             began = bool(self._grammars.run(slot))

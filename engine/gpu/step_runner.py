@@ -242,7 +242,7 @@ class GpuStepRunner:
         self._open -= 1
         if self._grammars is not None:
             self._grammars.advance(step, packed, lens, emitted)
-        if self._processors is not None:
+        if self._processors is not None and self._processors.concern(packed.slots):
             accept_cu = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
             self._processors.advance(packed.slots, accept_cu, emitted)
         if self._later is not None:

@@ -256,6 +256,8 @@ class SlotGrammars:
 
     def advance(self, slots: I32, accept_cu: I32, emitted: I32) -> None:
         """Move over what the step's rows emitted: ``emitted[accept_cu[r] : accept_cu[r + 1]]``."""
+        if not self._slots:
+            return
         for row, slot in enumerate(slots.tolist()):
             mine = self._slots.get(slot)
             if mine is not None:

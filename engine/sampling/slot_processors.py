@@ -252,7 +252,7 @@ def _apply(call: _Call, logits: torch.Tensor, nodes: ProcessorNodes) -> None:
         raise TypeError(f"apply returned {kind}; it must edit the logits in place")
 
 
-def _blame(call: _Call, error: Exception) -> tuple[Refused, str]:
+def _blame(call: _Call, error: BaseException) -> tuple[Refused, str]:
     """Why a request ends, and the traceback."""
     if isinstance(error, RefusedError):
         return error.refused, ""

@@ -453,6 +453,7 @@ def ended(outputs: list[RequestOutput]) -> tuple[str, int | None, str]:
 
 HOW = [
     ("raise", 500, "the processor failed: KeyError: 'nothing for "),
+    ("exit", 500, "the processor failed: SystemExit: 3"),
     ("nan", 500, "NaN or +inf"),
     ("inf", 500, "NaN or +inf"),
     ("nothing", 400, "left no token"),

@@ -264,11 +264,15 @@ def test_a_limit_behind_a_draft_is_no_trouble_of_who_does_not_go_there(
     assert re.fullmatch("qx[b-d]{2}", TOKENIZER.decode(tokens_of(parts)[:-1]))
 
 
-def test_a_request_that_the_matcher_cannot_hold_ends_with_a_reason() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_that_the_matcher_cannot_hold_ends_with_a_reason(temperature: float) -> None:
     """An ambiguous grammar, whose masks cost the more the longer the text is."""
     text = 'start: e\ne: e e | e e e | /[a-z ]/ | ""'
     params = SamplingParams(
-        temperature=0.0, max_new_tokens=80, grammar=GrammarSpec("ebnf", text, "guided_grammar")
+        temperature=temperature,
+        seed=1,
+        max_new_tokens=80,
+        grammar=GrammarSpec("ebnf", text, "guided_grammar"),
     )
     with running_engine(tiny_config(PYCODER)) as engine:
         (parts,) = drive(engine.core, [request("r", [5, 6], params)]).values()

@@ -101,6 +101,8 @@ class Misbehave:
             match request["how"]:
                 case "raise":
                     raise KeyError(f"nothing for {len(nodes.history(node))}")
+                case "exit":
+                    raise SystemExit(3)
                 case "nothing":
                     logits[node] = -torch.inf
                 case "nan":
