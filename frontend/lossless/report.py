@@ -9,7 +9,7 @@ import msgspec
 from ...engine_core.messages import CoreInfo
 from .cells import Cell, Limits, Row, Status
 
-_FEATURE, _CELL, _WIDTH = 22, 26, 100
+_FEATURE, _CELL, _WIDTH = 31, 26, 109
 _WORDS: dict[Status, str] = {
     "exact": "exact",
     "rounding": "within rounding",
