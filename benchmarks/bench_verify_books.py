@@ -93,15 +93,16 @@ def compare(
             some = apart(checkout, [name, sps, str(batch), str(windows)])
             plans[name] += some[0]
             commits[name] += some[1]
-    row: dict[str, object] = {"batch": batch}
-    sums: dict[str, float] = {}
+    row: dict[str, object] = {"batch": batch, "bar_us": BARS.get(batch)}
+    static = 0.0
     for name in checkouts:
         plan, commit = statistics.median(plans[name]), statistics.median(commits[name])
-        sums[name] = plan + commit
-        row[name] = {"plan_us": round(plan, 1), "commit_us": round(commit, 1)}
-        if name != "static":
-            row[name] |= {"over_static_us": round(sums[name] - sums["static"], 1)}  # type: ignore[operator]
-    row["bar_us"] = BARS.get(batch)
+        found = {"plan_us": round(plan, 1), "commit_us": round(commit, 1)}
+        if name == "static":
+            static = plan + commit
+        else:
+            found["over_static_us"] = round(plan + commit - static, 1)
+        row[name] = found
     return row
 
 
@@ -124,11 +125,11 @@ def main() -> int:
         checkouts["compact_before"] = args.before.resolve()
     table = json.loads(args.sps.read_text())
     with tempfile.TemporaryDirectory() as place:
-        sps = Path(place, "sps.json")
-        sps.write_text(json.dumps(table.get("sps", table)))
+        path = Path(place, "sps.json")
+        path.write_text(json.dumps(table.get("sps", table)))
         rows = []
         for batch in args.batch_size:
-            rows.append(compare(checkouts, str(sps), batch, args.windows, args.turns))
+            rows.append(compare(checkouts, str(path), batch, args.windows, args.turns))
             print(json.dumps(rows[-1]), flush=True)
     report = {
         "command": "python benchmarks/bench_verify_books.py " + " ".join(sys.argv[1:]),
