@@ -48,7 +48,6 @@ from outrider.engine_core.sts_table import (
     read_sts,
 )
 from outrider.engine_core.trace import TRACE_VARIABLE, TraceReader
-from outrider.engine_core.verify_steps import drafting_caps
 
 LEAST = 20_000  # samples that a result is worth showing with
 _EPS = 1e-7  # how near to 0 and 1 a float32 chance is told apart
@@ -125,7 +124,7 @@ def read_samples(trace: Path, gamma: int) -> Samples:
         elif isinstance(frame, StepResult):
             plan = plans.pop(frame.step)
             verify = u8(plan.kinds) == RowKind.VERIFY
-            drafts = drafting_caps(plan)
+            drafts = i32(plan.q_caps)[verify] - 1
             given = np.frombuffer(frame.confidence, np.float32).reshape(-1, gamma)
             full = drafts == gamma
             chances.append(given[full[drafts > 0]])

@@ -6,7 +6,7 @@ import numpy as np
 
 from .device_lengths import DeviceLengths
 from .draft_caps import device_caps
-from .ids import I32, RowKind, i32, u8
+from .ids import I32, i32
 from .plan import HostDrafts, StepPlan, StepResult
 
 
@@ -33,10 +33,8 @@ class DeviceDrafts:
 
     def committed(self, plan: StepPlan, result: StepResult) -> None:
         """Learn from a result that was checked against its plan."""
-        verifies = u8(plan.kinds) == RowKind.VERIFY
-        caps = self._bound
-        if not plan.late_bound:
-            caps = device_caps(plan)
+        rows = plan.verify_rows
+        caps = self._bound if plan.late_bound else device_caps(plan)
         drafted = bool(caps.any())
         if result.forced and len(caps):  # a grammar's say nothing of the drafter's own
             caps = np.where(i32(result.forced) > 0, 0, caps).astype(np.int32)
@@ -45,10 +43,10 @@ class DeviceDrafts:
             watched = np.minimum(caps, i32(result.proposed))  # what was left out tells nothing
         elif plan.accept_caps:
             watched = np.zeros_like(caps)
-            watched[verifies] = np.where(caps[verifies] > 0, i32(plan.accept_caps), 0)
-        if self._alone and verifies.all() and (drafted or not result.forced):
+            watched[:rows] = np.where(caps[:rows] > 0, i32(plan.accept_caps), 0)
+        if self._alone and rows == plan.num_rows and (drafted or not result.forced):
             # Prefill rows make a step another thing: on a GPU its kernels are launched one by one.
             # Forced drafts alone do so too: the drafter may have run beside them, for nobody.
-            self._lengths.observe(result, int(verifies.sum()) if drafted else 0)
+            self._lengths.observe(result, rows if drafted else 0)
         if len(caps):
             self._lengths.learn(i32(plan.slots), watched, i32(result.accept_lens))

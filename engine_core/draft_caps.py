@@ -1,15 +1,14 @@
 """Room for drafts in the rows of a step's plan."""
 
-import numpy as np
-
-from .ids import I32, RowKind, i32, u8
+from .ids import I32, i32
 from .plan import HostDrafts, StepPlan
 
 
 def draft_room(plan: StepPlan) -> I32:
     """int32[R]: most drafts of each row, whoever makes them."""
-    room = np.where(u8(plan.kinds) == RowKind.VERIFY, i32(plan.q_caps) - 1, 0)
-    return room.astype(np.int32)
+    room: I32 = i32(plan.q_caps) - 1
+    room[plan.verify_rows :] = 0
+    return room
 
 
 def device_caps(plan: StepPlan) -> I32:

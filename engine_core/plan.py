@@ -6,6 +6,7 @@ has one encoding in a process, on the wire and in a trace, and costs no per-elem
 
 import msgspec
 
+from .ids import RowKind
 from .sampling_params import SamplingParams
 
 
@@ -77,6 +78,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag="step_plan"):
     def num_rows(self) -> int:
         """R, the number of rows."""
         return len(self.kinds)
+
+    @property
+    def verify_rows(self) -> int:
+        """V, how many of them verify; they come first."""
+        return self.kinds.count(RowKind.VERIFY)
 
 
 class HostDrafts(msgspec.Struct, frozen=True, array_like=True, tag="host_drafts"):

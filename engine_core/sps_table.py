@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from ..cython_ext.verify_books import StepCosts
 from .step_times import F64
 from .table_files import (
     TableError,
@@ -28,9 +29,9 @@ _MOST_SECONDS = 1e9
 class SpsTable(Protocol):
     """Either form."""
 
-    def rates(self, expected: F64, requests: int, batch_tokens: int) -> F64:
-        """Tokens a second of steps that emit ``expected`` float64[n + 1] tokens; step i of them is
-        of ``batch_tokens`` + i tokens."""
+    @property
+    def costs(self) -> StepCosts:
+        """What the planner's compiled search reads."""
         ...
 
     def seconds(self, requests: int, batch_tokens: int) -> float:
@@ -61,21 +62,14 @@ class StepTable(msgspec.Struct, frozen=True, dict=True):
                 f"max_batch_tokens: {self.max_batch_tokens} is below the last probe, {probes[-1]}"
             )
 
-    def rates(self, expected: F64, requests: int, batch_tokens: int) -> F64:
-        """See ``SpsTable``."""
-        return expected * self._steps_per_sec(_sizes(batch_tokens, len(expected)))
-
     def seconds(self, requests: int, batch_tokens: int) -> float:
         """See ``SpsTable``."""
-        return 1.0 / float(self._steps_per_sec(_sizes(batch_tokens, 1))[0])
-
-    def _steps_per_sec(self, sizes: F64) -> F64:
-        probes, rates = self._arrays
-        return rates[np.maximum(np.searchsorted(probes, sizes, side="right") - 1, 0)]
+        return self.costs.seconds(requests, batch_tokens)
 
     @cached_property
-    def _arrays(self) -> tuple[F64, F64]:
-        return _floats(self.sample_batch_tokens), _floats(self.sample_steps_per_sec)
+    def costs(self) -> StepCosts:
+        """See ``SpsTable``."""
+        return StepCosts(_floats(self.sample_batch_tokens), _floats(self.sample_steps_per_sec))
 
 
 class AdditiveTable(msgspec.Struct, frozen=True, dict=True):
@@ -112,26 +106,19 @@ class AdditiveTable(msgspec.Struct, frozen=True, dict=True):
                 f"{least} s; must be above 0"
             )
 
-    def rates(self, expected: F64, requests: int, batch_tokens: int) -> F64:
-        """See ``SpsTable``."""
-        return expected / self._seconds(requests, _sizes(batch_tokens, len(expected)))
-
     def seconds(self, requests: int, batch_tokens: int) -> float:
         """See ``SpsTable``."""
-        return float(self._seconds(requests, _sizes(batch_tokens, 1))[0])
-
-    def _seconds(self, requests: int, sizes: F64) -> F64:
-        requests_at, alpha, tokens_at, theta = self._arrays
-        fixed = self.bias_seconds + np.interp(requests, requests_at, alpha)
-        return np.asarray(fixed + np.interp(sizes, tokens_at, theta), dtype=np.float64)
+        return self.costs.seconds(requests, batch_tokens)
 
     @cached_property
-    def _arrays(self) -> tuple[F64, F64, F64, F64]:
-        return (
-            _floats(self.bs_probes),
-            _floats(self.alpha_seconds),
+    def costs(self) -> StepCosts:
+        """See ``SpsTable``."""
+        return StepCosts(
             _floats(self.m_probes),
             _floats(self.theta_seconds),
+            _floats(self.bs_probes),
+            _floats(self.alpha_seconds),
+            self.bias_seconds,
         )
 
 
@@ -150,7 +137,3 @@ def read_sps(path: str) -> StepTable | AdditiveTable:
 
 def _floats(values: tuple[Number, ...]) -> F64:
     return np.array(values, dtype=np.float64)
-
-
-def _sizes(first: int, count: int) -> F64:
-    return np.arange(first, first + count, dtype=np.float64)

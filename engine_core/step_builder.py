@@ -91,19 +91,14 @@ class StepBuilder:
         return self._late_bound
 
     @property
-    def verify_slots(self) -> I32:
-        """Slots of the verify rows, int32[V]."""
-        return i32(self._decode.slots)
+    def verify_rows(self) -> DecodeRows:
+        """The verify rows."""
+        return self._decode
 
     @property
     def slots(self) -> I32:
         """Slots of all rows so far, int32[R]."""
         return i32(self._decode.slots + _int32(self._slots))
-
-    @property
-    def verify_caps(self) -> I32:
-        """Their query tokens at most, int32[V]."""
-        return i32(self._decode.q_caps)
 
     def init(self, init: SlotInit, pages: I32) -> None:
         """A request enters a slot with these pages, int32[n]."""

@@ -98,10 +98,10 @@ class StepPlanner:
         """Decide how many of the step's drafts are verified."""
         if self._verify is None:
             return
-        slots = builder.verify_slots
-        if len(slots) and not builder.late_bound:
-            tokens = len(slots) + builder.prefill_tokens
-            builder.budget = self._verify.plan(slots, builder.verify_caps - 1, tokens)
+        rows = builder.verify_rows
+        if rows.slots and not builder.late_bound:
+            tokens = len(rows.slots) // 4 + builder.prefill_tokens
+            builder.budget = self._verify.plan(rows.slots, rows.q_caps, tokens)
         for init in builder.inits:
             self._verify.start(init.slot)
 

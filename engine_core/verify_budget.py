@@ -3,17 +3,14 @@
 A draft's survival S is the chance that it and all before it of its request are accepted, so a step
 of N requests that verifies the B likeliest drafts emits tau(B) = N + the sum of their survivals.
 Survival never rises along a request, so the B likeliest are a prefix of each request's drafts. The
-rate tau(B) / T(N, B) has several peaks where T is a staircase: every B is looked at.
+rate tau(B) / T(N, B) has several peaks where T is a staircase: every B is looked at. The search is
+compiled (``cython_ext/verify_books.pyx``), for it is on the host's way to every step.
 """
 
 import math
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
-
-from .ids import F32, I32
-from .sps_table import SpsTable
 
 
 class VerifyRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,51 +54,6 @@ class VerifyBudget(NamedTuple):
     candidates: int
     seconds: float
     rate: float
-
-
-def survival(confidence: F32) -> F32:
-    """Survival float32[N, gamma] of confidence, rounded after each product as on the device."""
-    return np.multiply.accumulate(confidence, axis=1, dtype=np.float32)
-
-
-def choose_budget(
-    survivals: F32,
-    costs: SpsTable,
-    rules: VerifyRules,
-    *,
-    caps: I32 | None = None,
-    batch_tokens: int | None = None,
-    fraction: float | None = None,
-) -> VerifyBudget:
-    """The first budget of the best rate, for ``survivals`` float32[N, gamma].
-
-    ``caps`` int32[N]: most drafts of each request, where some may have fewer. ``batch_tokens``:
-    the step's tokens without drafts, if there are more than the N anchors. ``fraction``: the budget
-    is that of all drafts, whatever they promise.
-    """
-    requests = len(survivals)
-    first = requests if batch_tokens is None else batch_tokens
-    ranked = _candidates(survivals, rules, caps)
-    expected = np.empty(len(ranked) + 1)
-    expected[0] = 0.0
-    np.cumsum(ranked, dtype=np.float64, out=expected[1:])
-    expected += requests
-    if fraction is None:
-        drafts = int(np.argmax(costs.rates(expected, requests, first)))
-    else:
-        drafts = forced_budget(fraction, requests, rules.gamma)
-    emitted = expected[min(drafts, len(ranked))]
-    seconds = costs.seconds(requests, first + drafts)
-    return VerifyBudget(drafts, len(ranked), seconds, float(emitted) / seconds)
-
-
-def _candidates(survivals: F32, rules: VerifyRules, caps: I32 | None) -> F32:
-    """Survivals float32[n] of drafts that may be verified, the surest first."""
-    usable = survivals[:, : rules.limit]
-    keep = usable >= np.float32(rules.eps)
-    if caps is not None:
-        keep &= np.arange(usable.shape[1]) < caps[:, None]
-    return np.sort(usable[keep])[::-1]
 
 
 def forced_budget(fraction: float, requests: int, gamma: int) -> int:

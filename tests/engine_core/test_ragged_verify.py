@@ -222,17 +222,19 @@ def test_what_changes_nothing_is_said() -> None:
 RAGGED = RaggedVerify(mode="compact", temperatures=(1.0,) * 4, step_costs=STEPS)
 # Survivals [.9, .72, .36, .09] and [.5, .1, .02, .002].
 CONFIDENCE = np.array([[0.9, 0.8, 0.5, 0.25], [0.5, 0.2, 0.2, 0.1]], dtype=np.float32)
-SLOTS = np.array([2, 0], dtype=np.int32)
-FULL = np.array([4, 4], dtype=np.int32)
 
 
 def int32(*values: int) -> bytes:
     return np.array(values, dtype=np.int32).tobytes()
 
 
+SLOTS = int32(2, 0)
+FULL = int32(5, 5)
+
+
 def plan(*q_caps: int, kinds: bytes | None = None, budget: int = -1) -> StepPlan:
     rows = len(q_caps)
-    slots = int32(*SLOTS[:rows].tolist())
+    slots = SLOTS[: 4 * rows]
     kinds = bytes([2] * rows) if kinds is None else kinds
     return StepPlan(1, False, slots, kinds, int32(*q_caps), b"", b"", (), b"", b"", b"", budget)
 
@@ -254,7 +256,7 @@ def test_the_third_step_with_drafts_has_the_first_budget() -> None:
     for _ in range(2):
         assert steps.plan(SLOTS, FULL, 2) == VERIFY_ALL
         # A step without room for drafts is none of the planner's.
-        assert steps.plan(SLOTS, np.zeros(2, np.int32), 2) == VERIFY_ALL
+        assert steps.plan(SLOTS, int32(1, 1), 2) == VERIFY_ALL
         steps.committed(plan(5, 5), result(CONFIDENCE))
         steps.committed(plan(1, 1), result(None))
     assert steps.plan(SLOTS, FULL, 2) == 3
@@ -268,7 +270,7 @@ def test_the_third_step_with_drafts_has_the_first_budget() -> None:
 def test_a_row_without_room_gives_no_confidence() -> None:
     steps = started()
     for _ in range(2):
-        steps.plan(SLOTS, np.array([4, 0], np.int32), 2)
+        steps.plan(SLOTS, int32(5, 1), 2)
         steps.committed(plan(5, 1), result(CONFIDENCE[:1]))
     assert steps.plan(SLOTS, FULL, 2) == 5  # slot 0 counts as sure
 

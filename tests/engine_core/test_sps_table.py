@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outrider.engine_core.sps_fit import Cell, fit_additive, fit_steps
-from outrider.engine_core.sps_table import UNKNOWN, AdditiveTable, StepTable, read_sps
+from outrider.engine_core.sps_table import AdditiveTable, StepTable, read_sps
 from outrider.engine_core.table_files import TableError, write_table
 
 STEPS = StepTable((1, 4, 6, 8), (100.0, 95.0, 80.0, 60.0), 9)
@@ -26,13 +26,6 @@ def test_the_parts_of_the_additive_form_are_linear_between_probes() -> None:
     assert ADDITIVE.seconds(16, 116) == pytest.approx(0.025)
     one = AdditiveTable(0.01, (4,), (0.002,), (8,), (0.003,))
     assert {round(one.seconds(n, m), 9) for n in (1, 4, 9) for m in (1, 8, 99)} == {0.015}
-
-
-@pytest.mark.parametrize("table", [STEPS, ADDITIVE, UNKNOWN])
-def test_rates_are_tokens_over_seconds(table: StepTable | AdditiveTable) -> None:
-    expected = np.linspace(2.0, 9.0, 12)
-    seconds = [table.seconds(2, 2 + extra) for extra in range(12)]
-    np.testing.assert_allclose(table.rates(expected, 2, 2), expected / seconds)
 
 
 @pytest.mark.parametrize("table", [STEPS, ADDITIVE])

