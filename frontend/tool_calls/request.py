@@ -15,7 +15,7 @@ from ..tokenizer import Tokenizer
 from .declared import Function, NamedTool, Tool, ToolChoice
 from .forced import named_call, required_calls
 from .parser import FORMATS, CallFormat, Parse, ToolParser, call_id
-from .schema import arguments_schema, calls_schema, strict_tags
+from .schema import arguments_schema, blamed, calls_schema, strict_tags
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FLAG: Final = "--tool-call-parser"
@@ -25,7 +25,8 @@ class ToolUse(NamedTuple):
     """What the tools of a request mean. ``parse``: None where the answer is all text.
 
     ``shown``: the tools as chat templates get them. ``named``: a function was chosen by the client,
-    which answers with the finish reason stop, as OpenAI does.
+    which answers with the finish reason stop, as OpenAI does. ``blame``: says of a refused grammar
+    which function's parameters it was.
     """
 
     shown: list[dict[str, object]] | None = None
@@ -34,6 +35,7 @@ class ToolUse(NamedTuple):
     new_id: Callable[[], str] = call_id
     named: bool = False
     markers: tuple[str, ...] = ()
+    blame: Callable[[Refused], Refused] | None = None
 
 
 def tool_use(
@@ -41,7 +43,7 @@ def tool_use(
 ) -> ToolUse:
     """What a request's fields ask for; ``parser``: the server's. Raises RefusedError."""
     if not tools:
-        if isinstance(choice, NamedTool) or choice == "required":
+        if choice not in (None, "none"):
             raise RefusedError(Refused("tool_choice", "needs tools; send them, or leave it out"))
         return ToolUse()
     functions = _functions(tools)
@@ -57,11 +59,15 @@ def tool_use(
         if name not in functions:
             reason = f"names {name[:64]!r}, which is none of tools; name one of them"
             raise RefusedError(Refused("tool_choice", reason))
-        grammar = GrammarSpec("json_schema", arguments_schema(functions[name]), "tools")
-        return ToolUse(shown, grammar, _machine(named_call, [name]), new_id, named=True)
+        schema = arguments_schema(functions[name], list(functions).index(name))
+        grammar = GrammarSpec("json_schema", schema, "tools")
+        blame = partial(blamed, functions=functions, names=[name])
+        machine = _machine(named_call, [name])
+        return ToolUse(shown, grammar, machine, new_id, named=True, blame=blame)
     if choice == "required":
         grammar = GrammarSpec("json_schema", calls_schema(functions, limit), "tools")
-        return ToolUse(shown, grammar, _machine(required_calls, functions), new_id)
+        blame = partial(blamed, functions=functions, names=list(functions))
+        return ToolUse(shown, grammar, _machine(required_calls, functions), new_id, blame=blame)
     if style is None:
         reason = (
             f"auto needs the server's {_FLAG} ({', '.join(sorted(FORMATS))}): it says how the "
@@ -70,7 +76,9 @@ def tool_use(
         raise RefusedError(Refused("tool_choice", reason))
     grammar = _strict(functions, style, limit)
     machine = _machine(style.parse, functions, limit)
-    return ToolUse(shown, grammar, machine, new_id, markers=style.markers)
+    strict = [function.name for function in functions.values() if function.strict]
+    blame = partial(blamed, functions=functions, names=strict)
+    return ToolUse(shown, grammar, machine, new_id, markers=style.markers, blame=blame)
 
 
 def with_tools(params: SamplingParams, use: ToolUse, tokenizer: Tokenizer) -> SamplingParams:
@@ -84,7 +92,12 @@ def with_tools(params: SamplingParams, use: ToolUse, tokenizer: Tokenizer) -> Sa
         )
         raise RefusedError(Refused("tool_choice", reason))
     if use.grammar is not None:
-        params = msgspec.structs.replace(params, grammar=one_grammar([use.grammar]))
+        try:
+            grammar = one_grammar([use.grammar])
+        except RefusedError as error:
+            assert use.blame is not None
+            raise RefusedError(use.blame(error.refused)) from None
+        params = msgspec.structs.replace(params, grammar=grammar)
     if params.skip_special_tokens and any(map(tokenizer.is_special, use.markers)):
         return msgspec.structs.replace(params, skip_special_tokens=False)
     return params

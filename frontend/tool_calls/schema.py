@@ -1,26 +1,39 @@
 """The JSON Schemas that forced and strict calls keep to."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
 
-from ...engine_core.grammar_keywords import subschemas
+from ...engine_core.grammar_spec import GrammarSpec
+from ...engine_core.grammar_text import llguidance_grammar
 from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.structural_tag import StructuralTag, TagStructure
 from .declared import Function
 from .parser import CallFormat
+from .references import Schema, moved
 
-Schema = dict[str, object]
 _NONE: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
 _GUIDANCE: Final = "x-guidance"
-# What a generator of schemas puts at the top, and what would say another place is the top.
-_LABELS: Final = ("$schema", "$id")
 
 
-def arguments_schema(function: Function) -> str:
-    """The schema of the arguments of one function. Raises RefusedError."""
-    return msgspec.json.encode(_parameters(function)).decode()
+def arguments_schema(function: Function, position: int) -> str:
+    """The schema of the arguments of one function, by its place in tools. Raises RefusedError."""
+    return msgspec.json.encode(_parameters(function, position)).decode()
+
+
+def blamed(refused: Refused, functions: Mapping[str, Function], names: Collection[str]) -> Refused:
+    """``refused``, what was said of a grammar of the functions ``names``, of one of them if it can.
+
+    ``functions``: all, in the order of tools. Takes as long as to check their schemas.
+    """
+    for position, function in enumerate(functions.values()):
+        if function.name in names:
+            schema = arguments_schema(function, position)
+            alone = llguidance_grammar(GrammarSpec("json_schema", schema, _field(position)))
+            if isinstance(alone, Refused):
+                return alone
+    return refused
 
 
 def calls_schema(functions: Mapping[str, Function], limit: int | None) -> str:
@@ -29,12 +42,13 @@ def calls_schema(functions: Mapping[str, Function], limit: int | None) -> str:
     guidance: Schema = {}
     for position, function in enumerate(functions.values()):
         place = f"/items/anyOf/{position}/properties/arguments"
-        parameters = _parameters(function)
+        parameters = _parameters(function, position)
         _merge(guidance, parameters.pop(_GUIDANCE, {}), function.name)
-        properties = {
-            "name": {"const": function.name},
-            "arguments": _moved(parameters, place),
-        }
+        try:
+            arguments = moved(parameters, place)
+        except ValueError as error:
+            raise RefusedError(Refused(_field(position), str(error))) from None
+        properties = {"name": {"const": function.name}, "arguments": arguments}
         calls.append(
             {
                 "type": "object",
@@ -63,10 +77,10 @@ def strict_tags(functions: Mapping[str, Function], style: CallFormat, limit: int
     structures = [
         TagStructure(
             begin=before + function.name + between,
-            schema=_parameters(function) if function.strict else {"type": "object"},
+            schema=_parameters(function, position) if function.strict else {"type": "object"},
             end=behind,
         )
-        for function in functions.values()
+        for position, function in enumerate(functions.values())
     ]
     tag = StructuralTag(
         structures=structures,
@@ -92,26 +106,22 @@ def _merge(guidance: Schema, added: object, name: str) -> None:
             raise RefusedError(Refused("tools", reason))
 
 
-def _parameters(function: Function) -> Schema:
+def _field(position: int) -> str:
+    return f"tools[{position}].function.parameters"
+
+
+def _parameters(function: Function, position: int) -> Schema:
     """A copy of a function's schema, which says that it is of an object. Raises RefusedError."""
     if function.parameters is None:
         return dict(_NONE)
     if function.parameters.get("type", "object") != "object":
         kind = msgspec.json.encode(function.parameters["type"]).decode()[:80]
         reason = f"the parameters of {function.name} must be of type object, got {kind}"
-        raise RefusedError(Refused("tools", reason))
+        raise RefusedError(Refused(_field(position), reason))
     try:
         copied = msgspec.json.decode(msgspec.json.encode(function.parameters), type=Schema)
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         reason = f"the parameters of {function.name} cannot be written as JSON: {error}"
-        raise RefusedError(Refused("tools", reason)) from None
-    return {"type": "object"} | {k: v for k, v in copied.items() if k not in _LABELS}
-
-
-def _moved(schema: Schema, place: str) -> Schema:
-    """``schema`` with its references as they must be where it stands at ``place``."""
-    for one in list(subschemas(schema)):
-        ref = one.get("$ref")
-        if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
-            one["$ref"] = f"#{place}{ref[1:]}"
-    return schema
+        raise RefusedError(Refused(_field(position), reason)) from None
+    copied.pop("$schema", None)  # what a generator of schemas puts at the top
+    return {"type": "object"} | copied

@@ -295,10 +295,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"functions": [{"name": "f"}]}, "functions", "tools"),
     ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
     ({"tool_choice": "required", "tools": [function(parameters={"type": "array"})]},
-     "tools", "type object"),
-    ({"tool_choice": "required", "tools": [function(parameters={"maxLenght": 3})]},
-     "tools", "#/items/anyOf/0/properties/arguments/maxLenght"),
-    ({"tools": [function(parameters={"maxLenght": 3}, strict=True)]}, "tools", "maxLenght"),
+     "tools[0].function.parameters", "type object"),
+    ({"tool_choice": "required", "tools": [TOOLS[0], function(parameters={"maxLenght": 3})]},
+     "tools[1].function.parameters", '"#/maxLenght"'),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}},
+      "tools": [TOOLS[0], function(parameters={"maxLenght": 3})]},
+     "tools[1].function.parameters", '"#/maxLenght"'),
+    ({"tools": [TOOLS[0], function(parameters={"maxLenght": 3}, strict=True)]},
+     "tools[1].function.parameters", '"#/maxLenght"'),
+    ({"tool_choice": "required", "tools": [TOOLS[0], function(parameters={"$anchor": "A"})]},
+     "tools[1].function.parameters", "JSON pointer"),
+    ({"tools": None, "tool_choice": "auto"}, "tool_choice", "needs tools"),
+    ({"tools": [], "tool_choice": "auto"}, "tool_choice", "needs tools"),
     ({"tool_choice": "required", "response_format": {"type": "json_object"}},
      "tool_choice", "response_format"),
     ({"regex": "a"}, "tool_choice", "regex"),
@@ -340,7 +348,7 @@ def test_auto_without_a_parser_names_the_flag(chat_server: LiveServer) -> None:
         assert post(chat_server, CHAT, body | {"tool_choice": choose}).status_code == 200
     nothing: list[dict[str, object]] = [
         {"tools": []},
-        {"tools": None, "tool_choice": "auto"},
+        {"tools": None, "tool_choice": "none"},
         {"tool_choice": "none", "parallel_tool_calls": False},
     ]
     for fields in nothing:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
@@ -57,13 +58,13 @@ def call(name: str, arguments: str) -> str:
 
 
 def test_arguments() -> None:
-    schema = arguments_schema(FUNCTIONS["tree"])
+    schema = arguments_schema(FUNCTIONS["tree"], 0)
     assert all(accepts(schema, text) for text in GOOD)
     assert not any(accepts(schema, text) for text in BAD)
-    assert accepts(arguments_schema(FUNCTIONS["now"]), "{}")
-    assert not accepts(arguments_schema(FUNCTIONS["now"]), '{"a":1}')
-    assert accepts(arguments_schema(FUNCTIONS["any"]), '{"a":[1]}')
-    assert not accepts(arguments_schema(FUNCTIONS["any"]), "1")
+    assert accepts(arguments_schema(FUNCTIONS["now"], 0), "{}")
+    assert not accepts(arguments_schema(FUNCTIONS["now"], 0), '{"a":1}')
+    assert accepts(arguments_schema(FUNCTIONS["any"], 0), '{"a":[1]}')
+    assert not accepts(arguments_schema(FUNCTIONS["any"], 0), "1")
 
 
 @pytest.mark.parametrize("limit", [None, 1])
@@ -95,8 +96,8 @@ def test_an_array_of_calls(limit: int | None) -> None:
 def test_what_are_no_parameters(parameters: Mapping[str, object], words: str) -> None:
     function = Function(name="f", parameters=dict(parameters))
     with pytest.raises(RefusedError) as caught:
-        arguments_schema(function)
-    assert caught.value.refused.field == "tools"
+        arguments_schema(function, 2)
+    assert caught.value.refused.field == "tools[2].function.parameters"
     assert words in caught.value.refused.reason
     with pytest.raises(RefusedError, match=words.partition('"')[0]):
         calls_schema({"f": function}, None)
@@ -108,8 +109,69 @@ def test_what_the_schemas_say_of_all_json_moves_to_the_top() -> None:
 
     lenient = {name: function(name, {"lenient": True}) for name in "fg"}
     assert accepts(calls_schema(lenient, None), f"[{call('g', '{}')}]")
-    assert accepts(arguments_schema(lenient["f"]), "{}")
+    assert accepts(arguments_schema(lenient["f"], 0), "{}")
     for guidance in ({"lenient": False}, [1]):
         with pytest.raises(RefusedError, match="of h") as caught:
             calls_schema(lenient | {"h": function("h", guidance)}, None)
         assert caught.value.refused.field == "tools"
+
+
+def referring(ref: str, target: dict[str, object], **top: object) -> Function:
+    """A function whose argument ``a`` is ``target``, by a reference."""
+    parameters = {
+        "properties": {"a": {"$ref": ref}},
+        "required": ["a"],
+        "additionalProperties": False,
+        "$defs": {"Z": target},
+        **top,
+    }
+    return Function(name="g", parameters=parameters)
+
+
+@pytest.mark.parametrize(
+    ("ref", "own"),
+    [
+        ("#/$defs/Z", "http://e/x"),
+        ("http://e/x#/$defs/Z", "http://e/x"),
+        ("http://e/x#/$defs/Z", "http://e/x#"),
+        ("x#/$defs/Z", "http://e/x"),
+        ("x.json#/$defs/Z", "x.json"),
+        ("#/$defs/Z", "urn:uuid:1"),
+    ],
+)
+def test_references_by_the_own_id(ref: str, own: str) -> None:
+    function = referring(ref, {"type": "integer"}, **{"$id": own})
+    other = referring("#/$defs/Z", {"type": "string"}, **{"$id": own})
+    both = {"f": msgspec.structs.replace(other, name="f"), "g": function}
+    for schema, wrap in (
+        (arguments_schema(function, 0), str),
+        (calls_schema(both, None), lambda text: f"[{call('g', text)}]"),
+    ):
+        assert accepts(schema, wrap('{"a":1}'))
+        assert not accepts(schema, wrap('{"a":"x"}'))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (referring("#A", {"$anchor": "A", "type": "integer"}), "$anchor"),
+        (referring("#/$defs/Z", {"$anchor": "A"}), "$anchor"),
+        (referring("#/$defs/Z", {"$dynamicAnchor": "A"}), "$dynamicAnchor"),
+        (referring("#/$defs/Z", {"$dynamicRef": "#A"}), "$dynamicRef"),
+        (referring("#/$defs/Z", {"$recursiveRef": "#"}), "$recursiveRef"),
+        (referring("#/$defs/Z", {"$id": "http://e/sub"}), "$id"),
+        (referring("http://e/y#/$defs/Z", {}, **{"$id": "http://e/x"}), "http://e/y"),
+        (referring("http://[", {}, **{"$id": "http://e/x"}), "http://["),
+        (referring("http://e/x#/odd/Z", {}, **{"$id": "http://e/x", "odd": {"Z": {"$anchor": "A"}}}),
+         "$anchor"),
+    ],
+)  # fmt: skip
+def test_references_that_would_mean_another_function_are_refused(
+    function: Function, words: str
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        calls_schema({"f": Function(name="f"), "g": function}, None)
+    refused = caught.value.refused
+    assert (refused.field, refused.status) == ("tools[1].function.parameters", 400)
+    assert words in refused.reason
+    assert "#/$defs/name" in refused.reason
