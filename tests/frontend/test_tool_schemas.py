@@ -162,7 +162,7 @@ def test_references_by_the_own_id(ref: str, own: str) -> None:
         (referring("#/$defs/Z", {"$id": "http://e/sub"}), "$id"),
         (referring("http://e/y#/$defs/Z", {}, **{"$id": "http://e/x"}), "http://e/y"),
         (referring("http://[", {}, **{"$id": "http://e/x"}), "http://["),
-        (referring("http://e/x#/odd/Z", {}, **{"$id": "http://e/x", "odd": {"Z": {"$anchor": "A"}}}),
+        (referring("http://e/x#/b/Z", {}, **{"$id": "http://e/x", "b": {"Z": {"$anchor": "A"}}}),
          "$anchor"),
     ],
 )  # fmt: skip
