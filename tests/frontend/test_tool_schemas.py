@@ -175,3 +175,9 @@ def test_references_that_would_mean_another_function_are_refused(
     assert (refused.field, refused.status) == ("tools[1].function.parameters", 400)
     assert words in refused.reason
     assert "#/$defs/name" in refused.reason
+
+
+def test_a_function_alone_may_have_anchors() -> None:
+    schema = arguments_schema(referring("#A", {"$anchor": "A", "type": "integer"}), 0)
+    assert accepts(schema, '{"a":1}')
+    assert not accepts(schema, '{"a":"x"}')
