@@ -4,6 +4,7 @@ llguidance makes its automata lazily, over the bytes of the vocabulary's tokens,
 torch (docs/decisions/0013-grammars.md).
 """
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from .model_path import ModelNotFound
 from .refusal import Refused, RefusedError
 from .tokenizer_file import tokenizer_file
 
+_log = logging.getLogger(__name__)
 _KEPT = 256  # compiled grammars; an automaton of a schema takes some hundred kilobytes
 _MOST_THREADS = 8
 # Of one mask: an ambiguous grammar's grows with the text, and all requests wait for it.
@@ -178,10 +180,15 @@ class GrammarCompiler:
         while True:
             spec = asked.get()
             found = self._kept.get((spec.kind, spec.text))
-            if found is not None and self._wants_more(found):
+            if found is None or not self._wants_more(found):
+                continue
+            try:
                 made = self._compile(spec)
-                if isinstance(made, LLMatcher):
-                    found.automata.append(made)
+            except Exception:  # requests share those there are, and others may get more
+                _log.exception("no further automaton of a %s was made", spec.kind)
+                continue
+            if isinstance(made, LLMatcher):
+                found.automata.append(made)
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher | Refused:
         grammar = llguidance_grammar(spec)

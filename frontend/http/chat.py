@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
@@ -8,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine_core.refusal import RefusedError
+from ...engine_core.refusal import Refused, RefusedError
 from ...engine_core.sampling_params import SamplingParams
 from ..expand import GenerateItem
 from ..service import AsyncService, Delta
@@ -143,6 +144,7 @@ class _Job:
         self._model = model
         self._created = int(time.time())
         self._n = item.params.n
+        self._use = use
         self._parts = [AnswerParts(use) for _ in range(self._n)]
         self._logprobs = body.logprobs is True
         self._prompt_top = body.prompt_logprobs
@@ -196,7 +198,19 @@ class _Job:
                     self._usage.add(delta)
                     yield delta
         except RefusedError as error:
-            raise openai_error(error, self._length_name, "messages") from None
+            told = RefusedError(await self._told(error.refused))
+            raise openai_error(told, self._length_name, "messages") from None
+
+    async def _told(self, refused: Refused) -> Refused:
+        """A refusal with what the request's tools have to do with it."""
+        if refused.field == "prompt" and self._use.shown:
+            reason = (
+                f"{refused.reason}; the tools are a part of it: fewer or shorter ones help, too"
+            )
+            return msgspec.structs.replace(refused, reason=reason)
+        if refused.field == "tools" and refused.status == 400 and self._use.blame is not None:
+            return await asyncio.to_thread(self._use.blame, refused)  # of long schemas
+        return refused
 
     def _choice(self, sequence: Collected) -> ChatChoice:
         index, finish = sequence.last.index, sequence.last.finish

@@ -35,10 +35,14 @@ class AnswerParts:
         return self._sorted(pieces + self._parser.finish() if last else pieces)
 
     def finish(self, reason: FinishReason | None) -> Finish | None:
-        """OpenAI's finish reason: tool_calls where the model chose to call and was not cut."""
+        """OpenAI's finish reason: tool_calls where the model chose to call and was not cut.
+
+        Once the last text was added: a stop may have come within a call, too.
+        """
         if reason is None:
             return None
-        called = reason.kind == "stop" and self._calls > 0 and not self._named
+        cut = self._parser is not None and self._parser.cut
+        called = reason.kind == "stop" and self._calls > 0 and not self._named and not cut
         return "tool_calls" if called else reason.kind
 
     def _sorted(self, pieces: list[Piece]) -> tuple[str, list[CallPart]]:

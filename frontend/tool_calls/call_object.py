@@ -83,6 +83,7 @@ def arguments(reader: Reader, name: str) -> Steps[bool]:
     reader.stream_arguments(True)
     whole = yield from json_value(reader)
     reader.stream_arguments(False)
+    reader.cut = not whole and reader.exhausted
     return whole
 
 

@@ -68,6 +68,11 @@ class ToolParser:
         self._reader.end()
         return self._advance()
 
+    @property
+    def cut(self) -> bool:
+        """Whether the text ended within the arguments of its last call."""
+        return self._reader.cut
+
     def _advance(self) -> list[Piece]:
         if self._steps is not None:
             try:

@@ -55,6 +55,7 @@ class Reader:
         self._ended = False
         self._streams = False  # what is pending belongs to arguments
         self._behind_call = False  # nothing but white space was pending since a call
+        self.cut = False  # the text ended within the arguments of a call
         self._closing = False  # what a call still needs may be missing at the end
         self._pieces: list[Piece] = []
 
@@ -79,6 +80,11 @@ class Reader:
     def full(self) -> bool:
         """Whether no further call may begin."""
         return self._room == 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all of the text has come and was read."""
+        return self._ended and self._read == len(self._text)
 
     @property
     def held(self) -> int:
@@ -129,7 +135,7 @@ class Reader:
 
     def text_until(self, marker: str) -> Steps[bool]:
         """Give out text up to ``marker`` and read that; False if the text ends without it."""
-        if self._closing and self._read == len(self._text) and self._ended:
+        if self._closing and self.exhausted:
             self.drop()
         self._closing = False
         while True:

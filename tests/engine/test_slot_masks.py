@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from outrider.engine.sampling.slot_grammars import NodeMasks, RowTokens, SlotGrammars
 from outrider.engine_core.config import EngineConfig, refuse_config
@@ -18,6 +19,7 @@ from outrider.engine_core.grammar_walk import MaskThreads, path_to
 from outrider.engine_core.ids import I32, RowKind
 from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.plan import SlotInit, StepPlan
+from outrider.engine_core.refusal import Refused
 from outrider.engine_core.sampling_params import SamplingParams
 
 EOS, VOCAB = 0, 8192
@@ -188,6 +190,30 @@ def test_requests_of_one_grammar_get_automata_for_the_threads() -> None:
     rows: list[Row] = [random_row(random.Random(seed), spec) for seed in range(8)]
     check(rows, masks_of(grammars_of(compiler, rows), rows))
     assert compiler.renewed(spec).automaton == compiler.begin(spec).automaton
+
+
+def test_an_automaton_that_fails_keeps_no_other_from_being_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler, (broken, spec) = GrammarCompiler(TOKENIZER, VOCAB, (EOS,), 2), SPECS[:2]
+    compiler.hold(broken)  # its first is made here, without the thread
+    compile_one = compiler._compile
+
+    def compile_or_fail(one: GrammarSpec) -> LLMatcher | Refused:
+        if one == broken:
+            raise RuntimeError("out of threads")
+        return compile_one(one)
+
+    monkeypatch.setattr(compiler, "_compile", compile_or_fail)
+    compiler.hold(broken)
+    wait_until(lambda: "out of threads" in caplog.text)
+    for _ in range(2):
+        compiler.hold(spec)
+    wait_until(lambda: len({compiler.begin(spec).automaton for _ in range(4)}) == 2)
+    assert len({compiler.begin(broken).automaton for _ in range(4)}) == 1
+    monkeypatch.undo()
+    compiler.hold(broken)
+    wait_until(lambda: len({compiler.begin(broken).automaton for _ in range(4)}) == 2)
 
 
 def test_requests_that_entered_before_move_to_them() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from outrider.engine_core.grammar_spec import GrammarSpec
 from outrider.engine_core.ids import i32
+from outrider.engine_core.refusal import Refused
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.frontend.http import ServerState
 from outrider.frontend.tokenizer import Tokenizer
@@ -134,7 +135,14 @@ def test_calls_of_an_answer(server: LiveServer, choose: dict[str, object]) -> No
         ("No call.", "No call.", [], "stop"),
         ('<tool_call>{"name": "nope", "arguments": {}}</tool_call>', None, [], "stop"),
         ('<tool_call>{"name": "now"', None, [], "stop"),
-        (CALLED[:-30], "Sure.", ["weather"], "tool_calls"),
+        (CALLED[:-30], "Sure.", ["weather"], "stop"),
+        (CALLED.removesuffix("}\n</tool_call>"), "Sure.", ["weather"], "tool_calls"),
+        (
+            '<tool_call>{"name": "now", "arguments": {"a": x}}',
+            "x}}",
+            ["now"],
+            "tool_calls",
+        ),
     ],
 )
 def test_a_stream_is_the_whole_answer_in_parts(
@@ -172,6 +180,23 @@ def test_a_cut_answer_says_length(server: LiveServer) -> None:
         assert whole["finish"] == "length"
         arguments = "".join(call["arguments"] for call in whole["calls"])
         assert arguments.rstrip("\ufffd") in CALLED  # the cut may lie within a character
+
+
+def test_a_stop_within_arguments_stays_a_stop(server: LiveServer) -> None:
+    array = '[{"name":"now","arguments":{}},{"name":"weather","arguments":{"city":"Bern"}}]'
+    for text, fields in ((TWO, {}), (array, {"tool_choice": "required"})):
+        for stop in ("ern", "Zür", '"city"', '"}', "}}"):
+            if stop not in text:
+                continue
+            body = said(text, **fields) | {"stop": [stop]}
+            found = choice(server, body)
+            assert (found["finish_reason"], found["matched_stop"]) == ("stop", stop)
+            with pytest.raises(json.JSONDecodeError):
+                json.loads(plain(found)["calls"][-1]["arguments"])
+            assert streamed(server, body) == plain(found)
+    for tail in ("</tool_call>", "\n</tool"):  # behind the arguments, which are whole
+        found = choice(server, said(CALLED) | {"stop": [tail]})
+        assert (found["finish_reason"], found["matched_stop"]) == ("tool_calls", tail)
 
 
 def test_one_call_at_most(server: LiveServer) -> None:
@@ -353,6 +378,38 @@ def test_auto_without_a_parser_names_the_flag(chat_server: LiveServer) -> None:
     ]
     for fields in nothing:
         assert post(chat_server, CHAT, {"messages": [ASK], "max_tokens": 1, **fields}).is_success
+
+
+def test_tools_that_fill_the_context_are_named(server: LiveServer) -> None:
+    long = [function(description="much " * 20_000)]
+    for fields in ({}, {"tool_choice": "required"}):
+        answer = post(server, CHAT, {"messages": [ASK], "tools": long, **fields})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["param"] == "messages"
+        assert "the tools are a part of it" in error["message"]
+    answer = post(server, CHAT, {"messages": [ASK | {"content": "much " * 20_000}]})
+    assert answer.status_code == 400
+    assert "tools" not in answer.json()["error"]["message"]
+
+
+def test_what_the_core_refuses_names_the_function(server: LiveServer) -> None:
+    """Long schemas are checked there, all of them as one."""
+    long = {"properties": {f"p{i}": {"type": "string"} for i in range(400)}}
+    wrong = function(parameters=long | {"maxLenght": 3})
+    body = said("", tools=[TOOLS[0], wrong], tool_choice="required")
+    server.core.refusal = Refused("tools", "is no JSON Schema that works here: something")
+    try:
+        for stream in (False, True):
+            answer = post(server, CHAT, body | {"max_tokens": 1, "stream": stream})
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["param"] == "tools[1].function.parameters"
+            assert '"#/maxLenght"' in error["message"]
+        right = body | {"tools": [TOOLS[0], function(parameters=long)], "max_tokens": 1}
+        assert post(server, CHAT, right).json()["error"]["param"] == "tools"
+    finally:
+        server.core.refusal = None
 
 
 def test_completions_have_no_tools(server: LiveServer) -> None:

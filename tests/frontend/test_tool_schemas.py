@@ -162,7 +162,7 @@ def test_references_by_the_own_id(ref: str, own: str) -> None:
         (referring("#/$defs/Z", {"$id": "http://e/sub"}), "$id"),
         (referring("http://e/y#/$defs/Z", {}, **{"$id": "http://e/x"}), "http://e/y"),
         (referring("http://[", {}, **{"$id": "http://e/x"}), "http://["),
-        (referring("http://e/x#/odd/Z", {}, **{"$id": "http://e/x", "odd": {"Z": {"$anchor": "A"}}}),
+        (referring("http://e/x#/b/Z", {}, **{"$id": "http://e/x", "b": {"Z": {"$anchor": "A"}}}),
          "$anchor"),
     ],
 )  # fmt: skip
@@ -175,3 +175,9 @@ def test_references_that_would_mean_another_function_are_refused(
     assert (refused.field, refused.status) == ("tools[1].function.parameters", 400)
     assert words in refused.reason
     assert "#/$defs/name" in refused.reason
+
+
+def test_a_function_alone_may_have_anchors() -> None:
+    schema = arguments_schema(referring("#A", {"$anchor": "A", "type": "integer"}), 0)
+    assert accepts(schema, '{"a":1}')
+    assert not accepts(schema, '{"a":"x"}')
