@@ -141,5 +141,5 @@ def _broken(one: Processor, reason: str) -> RefusedError:
 
 def _unknown(name: str, known: Mapping[str, object]) -> Refused:
     names = ", ".join(known) or "none"
-    reason = f"{name!r} is not loaded (loaded: {names}); serve with --logits-processors"
+    reason = f"{name!r} is not loaded (loaded: {names}); load it with --logits-processors"
     return Refused(FIELD, reason)

@@ -88,6 +88,8 @@ def refuse_processors(asked: str | None, tp_size: int) -> Refused | None:
 
 
 def _find(text: str) -> Processor | Refused:
+    if not text:
+        return _refuse("a name between two commas is empty; leave it out")
     name, named, place = text.partition("=")
     if not named:
         if ":" not in text:
@@ -95,7 +97,8 @@ def _find(text: str) -> Processor | Refused:
         name, place = text.rpartition(":")[2].rpartition(".")[2], text
     wrong = _refuse_name(name)
     if wrong is not None:
-        return _refuse(f"{wrong}; call it NAME={place}")
+        remedy = "choose another name" if named else f"call it NAME={place}"
+        return _refuse(f"{wrong}; {remedy}")
     if not _PLACE.fullmatch(place):
         return _refuse(f"{text!r} must be NAME, module:Class or NAME=module:Class")
     return Processor(name, place, place)
