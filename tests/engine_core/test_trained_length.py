@@ -121,4 +121,4 @@ def test_the_embedded_drafts_say_it(algorithm: str) -> None:
     config = EngineConfig(model="pycoder", speculative_algorithm=algorithm)
     [finding] = [f for f in check_draft(config) if f.check == "trained length"]
     assert finding.level == "warning"
-    assert "--speculative-draft-window-size 512" in finding.remedy
+    assert "--speculative-draft-window-size 1024" in finding.remedy
