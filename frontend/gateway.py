@@ -11,6 +11,7 @@ import logging
 import secrets
 from array import array
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -231,9 +232,21 @@ class Gateway:
         if refused is not None:
             self._post(peer.identity, ClientRefused(refused, rid=request.rid))
             return
-        task = asyncio.create_task(self._generate(peer, request))
+        ended: set[int] = set()
+        task = asyncio.create_task(self._generate(peer, request, ended))
         peer.tasks[request.rid] = task
-        task.add_done_callback(lambda _: peer.tasks.pop(request.rid, None))
+        task.add_done_callback(partial(self._done, peer, request, ended))
+
+    def _done(
+        self, peer: _Peer, request: ClientGenerate, ended: set[int], task: asyncio.Task[None]
+    ) -> None:
+        """A task that is cancelled before it began runs nothing of its own: it ends here."""
+        peer.tasks.pop(request.rid, None)
+        if not task.cancelled() or self._peers.get(peer.identity) is not peer:
+            return
+        for index in set(range(request.params.n)) - ended:
+            aborted = FinishReason("abort", message="aborted by the client")
+            self._post(peer.identity, TextChunk(request.rid, index, "", b"", finish=aborted))
 
     def _refuse(self, peer: _Peer, request: ClientGenerate) -> Refused | None:
         if self._draining:
@@ -248,8 +261,8 @@ class Gateway:
             return Refused("prompt", "is text or token ids, not both")
         return None
 
-    async def _generate(self, peer: _Peer, request: ClientGenerate) -> None:
-        ended: set[int] = set()
+    async def _generate(self, peer: _Peer, request: ClientGenerate, ended: set[int]) -> None:
+        """``ended``: collects the samples whose last chunk is sent."""
         try:
             deltas = self._service.generate(
                 request.text if request.text is not None else i32(request.token_ids).tolist(),
@@ -281,13 +294,6 @@ class Gateway:
                     )
         except RefusedError as error:
             self._post(peer.identity, ClientRefused(error.refused, rid=request.rid))
-        except asyncio.CancelledError:
-            if peer.identity in self._peers:  # an abort that came before the core knew of it
-                for index in set(range(request.params.n)) - ended:
-                    aborted = FinishReason("abort", message="aborted by the client")
-                    chunk = TextChunk(request.rid, index, "", b"", finish=aborted)
-                    self._post(peer.identity, chunk)
-            raise
         except Exception:
             log.exception("request %s failed", request.rid)
             refused = Refused("request", "internal error; see the server's log", 500)

@@ -435,6 +435,23 @@ def test_the_gateway_refuses_an_id_in_flight(client: RawPeer) -> None:
     assert refused == 1
 
 
+def test_an_abort_that_comes_with_its_request_has_an_end(client: RawPeer) -> None:
+    """Both are read at once where the gateway was busy, before anything of the request began."""
+    for index in range(20):
+        rid = f"at-once-{index}"
+        client.send([pack(["client_generate", rid, "a", b"", {"max_new_tokens": 400, "n": 2}])])
+        client.send([pack(["client_abort", rid])])
+        ended: set[int] = set()
+        while ended != {0, 1}:
+            answer = client.from_gateway()
+            assert isinstance(answer, TextChunk)
+            assert answer.rid == rid
+            if answer.finish is not None:
+                assert answer.finish.kind == "abort"
+                assert answer.index not in ended
+                ended.add(answer.index)
+
+
 def test_both_still_serve(core: CoreProcess, peer: RawPeer, client: RawPeer) -> None:
     """Last in this file: after everything above, requests are answered and nothing is left."""
     assert core.exit_status is None
