@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.engine.build import Engine, build_engine, build_worker
+from outrider.engine_core.assembly import assemble_replay
 from outrider.engine_core.config import EngineConfig, resolve_config
 from outrider.engine_core.controller import LengthController
 from outrider.engine_core.core import EngineCore
@@ -17,8 +18,10 @@ from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest, RequestOutput
 from outrider.engine_core.processor_loader import processors_of
 from outrider.engine_core.refusal import Refused
+from outrider.engine_core.replay import replay_core, replay_worker
 from outrider.engine_core.sampling_params import SamplingParams
 from outrider.engine_core.step_times import StepTimes
+from outrider.engine_core.trace import TraceReader
 
 
 def tiny_config(model: Path, algorithm: str | None = None, **fields: object) -> EngineConfig:
@@ -135,3 +138,40 @@ def random_draft_core(config: EngineConfig, tree: bool) -> Iterator[EngineCore]:
         )
     finally:
         worker.shutdown()
+
+
+def assert_replays(path: Path) -> None:
+    """Both halves of a trace again: the core's plans, and a worker's results."""
+    report = replay_core(TraceReader(path), assemble_replay)
+    assert report.ok, report.differences
+    assert report.steps > 10
+    trace = TraceReader(path)
+    worker = build_worker(trace.header.config.engine)
+    try:
+        worker.prepare(trace.header.config)
+        report = replay_worker(trace, worker)
+    finally:
+        worker.shutdown()
+    assert report.ok, report.differences
+
+
+def submit(core: EngineCore, messages: Sequence[GenerateRequest]) -> None:
+    """None of them may be refused."""
+    for message in messages:
+        assert core.submit(message) is None
+
+
+def finish_all_but(core: EngineCore, aborted: str) -> dict[str, list[int]]:
+    """Tokens of what was submitted, of which one is aborted after four steps; some must be
+    retracted on the way.
+    """
+    got: dict[str, list[int]] = {}
+    for step in range(600):
+        if step == 4:
+            core.abort(aborted)
+        for output in core.step():
+            got.setdefault(output.rid, []).extend(i32(output.tokens).tolist())
+        if not core.has_work:
+            break
+    assert core.scheduler.counters.retractions > 0
+    return got

@@ -19,7 +19,6 @@ from outrider.engine.build import build_worker
 from outrider.engine.sampling import slot_processors
 from outrider.engine.sampling.slot_processors import SlotProcessors
 from outrider.engine_core import admission
-from outrider.engine_core.assembly import assemble_replay
 from outrider.engine_core.config import resolve_config
 from outrider.engine_core.core import EngineCore
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
@@ -29,12 +28,21 @@ from outrider.engine_core.messages import GenerateRequest, RequestOutput
 from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.processor_loader import ProcessorSet, processors_of
 from outrider.engine_core.refusal import Refused
-from outrider.engine_core.replay import replay_core, replay_worker
 from outrider.engine_core.sampling_params import SamplingParams
-from outrider.engine_core.trace import TRACE_VARIABLE, TraceReader
+from outrider.engine_core.trace import TRACE_VARIABLE
 
 from .block_cores import block_core
-from .cores import drive, random_draft_core, request, running_engine, tiny_config, tokens_of
+from .cores import (
+    assert_replays,
+    drive,
+    finish_all_but,
+    random_draft_core,
+    request,
+    running_engine,
+    submit,
+    tiny_config,
+    tokens_of,
+)
 from .draft_cores import CHAIN, TREE, VOCAB, Models, draft_core, write_models
 from .drafted_law import PROCESSED, drawn
 from .driver import bigram_driver
@@ -284,27 +292,15 @@ def test_retractions_and_aborts_change_nothing(
     models: Models, plain: Tokens, algorithm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
-    got: Tokens = {message.rid: [] for message in requests()}
-
-    def through(core: EngineCore) -> None:
-        for message in requests():
-            assert core.submit(message) is None
-        for step in range(600):
-            if step == 4:
-                core.abort("r1")
-            for output in core.step():
-                got[output.rid] += i32(output.tokens).tolist()
-            if not core.has_work:
-                break
-        assert core.scheduler.counters.retractions > 0
-
     flags = {"page_size": 1, "max_total_tokens": 110, **PROCESSORS}
     if algorithm == "NGRAM":
         with running_engine(tiny_config(models.target, "NGRAM", **flags)) as engine:
-            through(engine.core)
+            submit(engine.core, requests())
+            got = finish_all_but(engine.core, "r1")
     else:
         with draft_core(models, algorithm, CHAIN, **flags) as made:
-            through(made.core)
+            submit(made.core, requests())
+            got = finish_all_but(made.core, "r1")
     assert got.pop("r1") != plain["r1"]
     assert got == {rid: tokens for rid, tokens in plain.items() if rid != "r1"}
 
@@ -317,16 +313,7 @@ def test_traces_replay(
     with running_engine(tiny_config(models.target, "NGRAM", **PROCESSORS)) as engine:
         assert run(engine.core, requests()) == plain
     monkeypatch.delenv(TRACE_VARIABLE)
-    report = replay_core(TraceReader(path), assemble_replay)
-    assert report.ok, report.differences
-    trace = TraceReader(path)
-    worker = build_worker(trace.header.config.engine)
-    try:
-        worker.prepare(trace.header.config)
-        report = replay_worker(trace, worker)
-    finally:
-        worker.shutdown()
-    assert report.ok, report.differences
+    assert_replays(path)
 
 
 # --- every rule -----------------------------------------------------------------------------------

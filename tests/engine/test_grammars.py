@@ -16,7 +16,6 @@ from outrider.engine.sampling.nodes import Nodes
 from outrider.engine.sampling.processors import apply_masks
 from outrider.engine.sampling.slot_grammars import NodeMasks
 from outrider.engine_core import admission
-from outrider.engine_core.assembly import assemble_replay
 from outrider.engine_core.config import resolve_config
 from outrider.engine_core.core import EngineCore
 from outrider.engine_core.grammar_compiler import (
@@ -25,16 +24,24 @@ from outrider.engine_core.grammar_compiler import (
     refuse_grammar,
 )
 from outrider.engine_core.grammar_spec import GrammarSpec
-from outrider.engine_core.ids import i32
 from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.refusal import Refused
-from outrider.engine_core.replay import replay_core, replay_worker
 from outrider.engine_core.sampling_params import SamplingParams
-from outrider.engine_core.trace import TRACE_VARIABLE, TraceReader
+from outrider.engine_core.trace import TRACE_VARIABLE
 from outrider.kernels.logit_edits import MASKED
 
-from .cores import drive, random_draft_core, request, running_engine, tiny_config, tokens_of
+from .cores import (
+    assert_replays,
+    drive,
+    finish_all_but,
+    random_draft_core,
+    request,
+    running_engine,
+    submit,
+    tiny_config,
+    tokens_of,
+)
 
 PYCODER = Path("pycoder")
 TOKENIZER = Tokenizer.from_file(str(resolve_model("pycoder") / "tokenizer.json"))
@@ -191,22 +198,12 @@ def test_retractions_and_aborts_change_nothing(
     monkeypatch.setattr(admission, "CLIP_NEW_TOKENS", 1)
     messages = requests()
     config = tiny_config(PYCODER, algorithm, page_size=1, max_total_tokens=78)
-    got: Tokens = {message.rid: [] for message in messages}
     with running_engine(config) as engine:
-        core = engine.core
-        open_before = open_grammars(core)
-        for message in messages:
-            assert core.submit(message) is None
-        assert open_grammars(core) > open_before
-        for step in range(400):
-            if step == 4:
-                core.abort("r0")
-            for output in core.step():
-                got[output.rid] += i32(output.tokens).tolist()
-            if not core.has_work:
-                break
-        assert core.scheduler.counters.retractions > 0
-        assert open_grammars(core) == open_before
+        open_before = open_grammars(engine.core)
+        submit(engine.core, messages)
+        assert open_grammars(engine.core) > open_before
+        got = finish_all_but(engine.core, "r0")
+        assert open_grammars(engine.core) == open_before
     assert got.pop("r0") != plain["r0"]
     assert got == {rid: tokens for rid, tokens in plain.items() if rid != "r0"}
 
@@ -231,17 +228,7 @@ def test_traces_replay(
     monkeypatch.setenv(TRACE_VARIABLE, str(path))
     assert run(requests(), algorithm) == plain
     monkeypatch.delenv(TRACE_VARIABLE)
-    report = replay_core(TraceReader(path), assemble_replay)
-    assert report.ok, report.differences
-    assert report.steps > 10
-    trace = TraceReader(path)
-    worker = build_worker(trace.header.config.engine)
-    try:
-        worker.prepare(trace.header.config)
-        report = replay_worker(trace, worker)
-    finally:
-        worker.shutdown()
-    assert report.ok, report.differences
+    assert_replays(path)
 
 
 @pytest.mark.parametrize("algorithm", [None, "NGRAM"])
