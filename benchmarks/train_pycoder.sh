@@ -42,7 +42,7 @@ block() { # ALGORITHM MINUTES flags...: layers of one size for both, 5.7 MB
     algorithm=$1
     minutes=$2
     shift 2
-    train "$algorithm" "$minutes" 1024 48 --num-hidden-layers 3 --intermediate-size 832 \
+    train "$algorithm" "$minutes" 1024 48 --num-hidden-layers "${LAYERS:-3}" --intermediate-size 832 \
         --feature-layers 2 4 6 8 11 --anchors "${ANCHORS:-64}" "$@"
 }
 

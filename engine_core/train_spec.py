@@ -22,11 +22,12 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     left out altogether. ``on_policy_rows``: in so many rows of ``sequence_length`` tokens a prompt
     is followed by ``on_policy_tokens`` tokens of the target's own greedy text.
     ``on_policy_prompts``: how many tokens such prompts have, in turns; what room they leave is
-    another prompt with its continuation, or text. None given: one that fills the row.
+    further prompts with their continuations, or text. None given: one that fills the row.
     ``on_policy_share``: such rows' part of a batch. ``prompt_weight``: weight in the loss of all
     text that is not the target's own.
 
-    Draft. ``initial_draft``: folder of a draft of the same form, whose weights are the first ones.
+    Draft. ``initial_draft``: folder of a draft of the same form, whose weights are the first ones;
+    a block draft may have further layers and another Markov head than that one.
     ``unroll``: how many steps are drafted in training, each from the last one's output.
     ``feature_layers``: target layers whose entering streams EAGLE3, DFLASH and DSPARK take.
     ``draft_vocab_size``: the most frequent tokens only; None for all of them through the target's
@@ -36,8 +37,10 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     are named. ``markov_rank``, ``markov_head``: of DSPARK's head between the tokens of a block.
 
     Loss. ``hard_weight``: the part of the wanted distribution that is put on the target's first
-    choice. ``step_decay`` to the power i weighs step i, times the probability that the steps
-    before were accepted, of which ``survival_floor`` remains where one was wrong.
+    choice. A round of serving begins behind a token that was not foreseen: ``start_focus`` of the
+    weight of drafts is by how improbable the target found the token that they begin behind, the
+    rest is the same for all. ``step_decay`` to the power i weighs step i, times the probability
+    that the steps before were accepted, of which ``survival_floor`` remains where one was wrong.
     ``feature_weight``: of EAGLE's smooth L1 loss on features. Block drafts learn from blocks behind
     ``anchors`` tokens of a row. ``block_weighting``: "decay", by which a block's tokens weigh
     exp(-i / ``decay_gamma``), or "dpace", by the draft's own chance of being accepted up to them,
@@ -91,6 +94,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # Loss
     loss: LossKind = "kl"
     hard_weight: float = 0.5
+    start_focus: float = 0.6
     step_decay: float = 1.0
     survival_floor: float = 0.3
     feature_weight: float = 0.1

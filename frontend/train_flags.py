@@ -154,6 +154,13 @@ FLAGS = (
     Flag(
         "hard_weight", float, "part of the loss that is on the target's first choice", LOSS, "PART"
     ),
+    Flag(
+        "start_focus",
+        float,
+        "part of the loss that is where the target was unsure, as rounds of serving begin there",
+        LOSS,
+        "PART",
+    ),
     Flag("step_decay", float, "weight of a step beside the one before", LOSS, "W"),
     Flag("survival_floor", float, "what a step still weighs after a rejected one", LOSS, "W"),
     Flag("feature_weight", float, "EAGLE: weight of the loss on features", LOSS, "W"),

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from .losses import start_weights
+
 
 class Blocks(NamedTuple):
     """``anchors`` int64[B, A], ascending; ``valid`` bool[B, A]: the others fill the shape only."""
@@ -17,16 +19,23 @@ class Blocks(NamedTuple):
     valid: torch.Tensor
 
 
-def draw_anchors(own: torch.Tensor, count: int, drafts: int) -> Blocks:
+def draw_anchors(
+    own: torch.Tensor, count: int, drafts: int, surprise: torch.Tensor, focus: float
+) -> Blocks:
     """``count`` anchors a row at random, or as many as leave room for ``drafts`` tokens.
 
-    ``own``: see Batch. In a row with own text the token behind an anchor is own. Random numbers are
-    the CPU's, whose state a run saves.
+    ``own``: see Batch. In a row with own text the token behind an anchor is own. ``surprise``
+    float32[B, T] of the tokens, ``focus``: see ``start_weights``. Random numbers are the CPU's,
+    whose state a run saves.
     """
-    fits = own[:, 2 : own.shape[1] - drafts + 1]  # what follows anchors 1, 2, …
+    end = own.shape[1] - drafts
+    fits = own[:, 2 : end + 1]  # what follows anchors 1, 2, …
     fits = fits | ~fits.any(1, keepdim=True)
-    keys = torch.rand(fits.shape).to(own.device) + fits
-    picked = keys.topk(min(count, fits.shape[1]), dim=1).indices.sort(1).values
+    weight = start_weights(surprise[:, 1:end], fits, focus)
+    # The first arrivals at these rates are draws without replacement; none of what does not fit.
+    arrival = -torch.rand(fits.shape).clamp(min=1e-12).log().to(own.device)
+    keys = torch.where(fits, arrival / weight.clamp(min=1e-6), torch.inf)
+    picked = keys.topk(min(count, fits.shape[1]), dim=1, largest=False).indices.sort(1).values
     return Blocks(picked + 1, fits.gather(1, picked))
 
 

@@ -20,7 +20,7 @@ from .block_setup import block_model, check_block, feature_layers, mask_token
 from .block_weighting import decay_weights
 from .draft_layer import copy_leaves
 from .export import draft_config
-from .losses import chunk_size, first_choices
+from .losses import chunk_size, first_choices, surprise
 from .recipe import Exported, Setting, StepResult
 
 Named = dict[str, torch.Tensor]
@@ -104,8 +104,9 @@ class BlockRecipe(ABC):
     def step(self, batch: Batch) -> StepResult:
         """The loss of blocks at random anchors."""
         spec, drafts = self._spec, self._drafts
-        blocks = draw_anchors(batch.own, spec.anchors, drafts)
         hidden_of, features = self.features(batch.ids)
+        unlikely = surprise(hidden_of, self._target.lm_head, batch.ids)
+        blocks = draw_anchors(batch.own, spec.anchors, drafts, unlikely, spec.start_focus)
         weights = self.cast()
         hidden = self._backbone.forward(batch.ids, features, blocks.anchors, weights, True)
         rows = hidden[:, :, self.first_row :].flatten(0, 1)

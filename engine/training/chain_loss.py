@@ -8,18 +8,28 @@ from .losses import Wanted, drafted_loss
 
 
 class ChainLoss:
-    """Collects the steps of one batch, in order. ``own``: see Batch.
+    """Collects the steps of one batch, in order. ``own``: see Batch. ``starts`` float32[B, R]: what
+    a row weighs; None: 1.
 
     A step counts as far as the steps before it were accepted: drafted as the target chooses, which
     chose the text's own next token, since serving never goes on from a rejected draft.
     """
 
-    def __init__(self, spec: TrainSpec, ids: torch.Tensor, own: torch.Tensor, rows: int):
+    def __init__(
+        self,
+        spec: TrainSpec,
+        ids: torch.Tensor,
+        own: torch.Tensor,
+        rows: int,
+        starts: torch.Tensor | None = None,
+    ):
         self._spec = spec
         self._ids = ids
         self._own = own
         self._rows = rows
         self._alive = torch.ones(ids.shape[0], rows, device=ids.device)
+        if starts is not None:
+            self._alive = starts
         self._total: torch.Tensor | None = None
         self._agrees: list[torch.Tensor] = []
         self._norm: torch.Tensor | None = None

@@ -23,7 +23,7 @@ from .compiled import compiled
 from .dense import TargetOutput, rotate, split_heads
 from .draft_layer import copy_leaves, learnt_matrix, learnt_norm
 from .draft_vocab import DraftVocab
-from .losses import Wanted, agreement
+from .losses import Wanted, agreement, start_weights, surprise
 from .recipe import Exported, Setting, StepResult
 
 Fused = dict[str, torch.Tensor]
@@ -113,7 +113,12 @@ class EagleRecipe(ABC):
         wanted = self._wanted(output)
         weights = self.fused()
         head = self._head()
-        loss = ChainLoss(self._spec, batch.ids, batch.own, rows)
+        # A row drafts behind the token after its own.
+        unlikely = surprise(output.hidden, self._target_head, batch.ids)[:, 1 : 1 + rows]
+        own = F.pad(batch.own, (0, 1))[:, 2 : 2 + rows]
+        starts = start_weights(unlikely, own, self._spec.start_focus)
+        starts = torch.where(own, starts, 1.0)
+        loss = ChainLoss(self._spec, batch.ids, batch.own, rows, starts)
         places = self._vocab.places(batch.ids)
         for index, passed in self._steps(batch.ids, features[:, :rows], weights, True):
             here = Wanted(*(part[:, 1 + index : 1 + index + rows] for part in wanted))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,12 +14,17 @@ from .recipe import Recipe
 
 # Fields of config.json that say nothing of what the weights compute.
 _FREE = ("outrider", "torch_dtype", "use_cache", "bos_token_id", "eos_token_id")
+_MARKOV = ("markov_rank", "markov_head_type")
+# What reads the Markov head's embedding, and so has its width, begins anew with it.
+_BESIDE_MARKOV = ("markov_head.", "confidence_head.")
 
 
-def start_from(folder: Path, recipe: Recipe) -> None:
+def start_from(folder: Path, recipe: Recipe) -> str | None:
     """Set the recipe's parameters to a draft's that ``outrider train`` wrote.
 
-    Raises RefusedError for a draft that is not of the recipe's form, naming what differs.
+    A block draft of the recipe may have further layers, which add nothing at first, and another
+    Markov head, which begins anew beside the confidence head: returns what does. Raises
+    RefusedError for a draft that differs otherwise, naming what.
     """
     exported = recipe.export(torch.float32)
     try:
@@ -27,23 +33,52 @@ def start_from(folder: Path, recipe: Recipe) -> None:
         fields = dict(config)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise _refused(f"{str(folder)!r} is no draft of outrider train ({error})") from None
+    layers, markov = _further_layers(fields, exported.config), False
+    if layers:
+        fields |= {name: exported.config[name] for name in ("num_hidden_layers", "layer_types")}
+    if "markov_rank" in fields and "markov_rank" in exported.config:
+        markov = any(fields.get(name) != exported.config[name] for name in _MARKOV)
+        _take(fields, exported.config, _MARKOV)
     for name, value in exported.config.items():
         if name not in _FREE and fields.get(name) != value:
             raise _refused(
                 f"{str(folder)!r} has {name} {fields.get(name)!r}, this run {value!r}; give flags "
                 "that agree, or another draft"
             )
-    if tensors.keys() != exported.tensors.keys():
-        name = min(tensors.keys() ^ exported.tensors.keys())
+    anew = tuple(f"layers.{index}." for index in layers) + (_BESIDE_MARKOV if markov else ())
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(anew)}
+    wanted = {n: tensor for n, tensor in exported.tensors.items() if not n.startswith(anew)}
+    if tensors.keys() != wanted.keys():
+        name = min(tensors.keys() ^ wanted.keys())
         where = "has a tensor" if name in tensors else "lacks the tensor"
         raise _refused(f"{str(folder)!r} {where} {name}, unlike a draft of this run")
-    for name, wanted in exported.tensors.items():
-        if tensors[name].shape != wanted.shape:
-            there, here = tuple(tensors[name].shape), tuple(wanted.shape)
+    for name, tensor in wanted.items():
+        if tensors[name].shape != tensor.shape:
+            there, here = tuple(tensors[name].shape), tuple(tensor.shape)
             raise _refused(f"{str(folder)!r}: {name} is {there}, in this run {here}")
-        if name not in recipe.parameters and not torch.equal(tensors[name], wanted.cpu()):
+        if name not in recipe.parameters and not torch.equal(tensors[name], tensor.cpu()):
             raise _refused(f"{str(folder)!r} has another draft vocabulary ({name}) than this run")
-    recipe.adopt(tensors)
+    recipe.adopt({**exported.tensors, **tensors})
+    found = [f"layer {index}" for index in layers] + ["the Markov and confidence heads"] * markov
+    return ", ".join(found) or None
+
+
+def _further_layers(there: dict[str, Any], here: dict[str, Any]) -> range:
+    """Layers of this run's block draft behind those of the other one."""
+    types, own = there.get("layer_types"), here.get("layer_types")
+    if not isinstance(types, list) or not isinstance(own, list) or own[: len(types)] != types:
+        return range(0)
+    same = there.get("num_hidden_layers") == len(types)
+    return range(len(types), len(own)) if same else range(0)
+
+
+def _take(fields: dict[str, Any], others: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Make these fields those of ``others``, at the top level and under dflash_config."""
+    for name in names:
+        fields[name] = others[name]
+    nested = fields.get("dflash_config")
+    if isinstance(nested, dict):
+        fields["dflash_config"] = {**nested, **{name: others[name] for name in names}}
 
 
 def _refused(reason: str) -> RefusedError:

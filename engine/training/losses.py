@@ -58,6 +58,37 @@ def first_choices(hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     return torch.cat([F.linear(part, head).argmax(-1) for part in parts])
 
 
+@torch.no_grad()
+def surprise(hidden: torch.Tensor, head: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """float32[B, T]: 1 - the probability of each token of rows ids [B, T] behind those before it.
+
+    ``hidden`` [B, T, H]: the states before the head [V, H]. 0 for a row's first token.
+    """
+    rows = compiled(_improbable) if hidden.device.type == "cuda" else _improbable
+    parts = torch.split(hidden[:, :-1], chunk_size(hidden, head))
+    tokens = torch.split(ids[:, 1:], chunk_size(hidden, head))
+    found = [rows(F.linear(part, head), chosen) for part, chosen in zip(parts, tokens, strict=True)]
+    return F.pad(torch.cat(found), (1, 0))
+
+
+def start_weights(surprise: torch.Tensor, fits: torch.Tensor, focus: float) -> torch.Tensor:
+    """float32[B, R]: how often serving drafts behind each token, where ``fits`` bool[B, R]; 1 on
+    average over a row.
+
+    A round begins behind a token that was not foreseen: ``focus`` of the weight goes by
+    ``surprise`` [B, R], the rest is the same for all.
+    """
+    found = surprise * fits
+    mean = found.sum(1, keepdim=True) / fits.sum(1, keepdim=True).clamp(min=1)
+    return (1.0 - focus) + focus * surprise / mean.clamp(min=1e-9)
+
+
+def _improbable(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    wide = logits.float()
+    chosen = wide.gather(-1, tokens[..., None])[..., 0]
+    return 1.0 - (chosen - torch.logsumexp(wide, -1)).exp()
+
+
 class _DraftedLoss(torch.autograd.Function):
     @staticmethod
     def forward(

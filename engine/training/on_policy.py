@@ -106,13 +106,12 @@ def own_rows(
 def continuations(spec: TrainSpec, prompt: int) -> list[int]:
     """Where the target's text begins in a row whose first prompt has ``prompt`` tokens.
 
-    A second prompt with its continuation takes what room is left, if that is worth while.
+    Further prompts of as many tokens (32 at least) go on behind it, each in the target's text, as
+    long as there is room.
     """
-    begins, tokens = [prompt], spec.on_policy_tokens
-    second = spec.sequence_length - tokens
-    if second - (prompt + tokens) >= _LEAST_PROMPT:
-        begins.append(second)
-    return begins
+    tokens = spec.on_policy_tokens
+    last, apart = spec.sequence_length - tokens, tokens + max(prompt, _LEAST_PROMPT)
+    return [prompt, *range(prompt + apart, last + 1, apart)]
 
 
 def _dense(prompts: Rows, new_tokens: int, target: DenseTarget) -> Rows:

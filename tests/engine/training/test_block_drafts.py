@@ -44,6 +44,12 @@ def distributions(made: Made, ids: torch.Tensor) -> torch.Tensor:
     return F.linear(made.target.forward(ids).hidden, made.target.lm_head).double()
 
 
+def text_chances(made: Made, ids: torch.Tensor) -> torch.Tensor:
+    """float32[B, T] of the text's tokens; 1 for a row's first."""
+    laws = distributions(made, ids).softmax(-1)[:, :-1]
+    return F.pad(laws.gather(-1, ids[:, 1:, None])[..., 0], (1, 0), value=1.0).float()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_loss_is_the_one_of_the_equations(name: str, folder: Path) -> None:
     made = make(folder, name)
@@ -51,8 +57,9 @@ def test_the_loss_is_the_one_of_the_equations(name: str, folder: Path) -> None:
     batch = own_batch(made)
     batch.own[0] = False  # a row of text alone
     batch.ids[0] = text()[0]
+    unlikely = 1 - text_chances(made, batch.ids)
     torch.manual_seed(3)
-    blocks = draw_anchors(batch.own, spec.anchors, drafts)
+    blocks = draw_anchors(batch.own, spec.anchors, drafts, unlikely, spec.start_focus)
     torch.manual_seed(3)
     found = made.recipe.step(batch)
     logits = distributions(made, batch.ids)

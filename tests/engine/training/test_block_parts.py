@@ -20,6 +20,7 @@ from outrider.engine.training.block_loss import Drafted, Objective, block_loss
 from outrider.engine.training.block_setup import feature_layers, mask_token
 from outrider.engine.training.block_weighting import decay_weights, dpace_weights
 from outrider.engine.training.calibration import calibrate, held_out_errors
+from outrider.engine.training.losses import surprise
 from outrider.engine.training.markov_head import MarkovHead
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
@@ -113,7 +114,8 @@ def test_anchors_stand_before_own_text() -> None:
     own[0, 10:20] = True
     own[1, 3:5] = True
     torch.manual_seed(0)
-    blocks = draw_anchors(own, 6, 4)
+    even = torch.ones(own.shape)
+    blocks = draw_anchors(own, 6, 4, even, 0.6)
     assert (blocks.anchors.diff() > 0).all()
     for anchor, valid in zip(*(part[0].tolist() for part in blocks), strict=True):
         assert valid
@@ -122,11 +124,43 @@ def test_anchors_stand_before_own_text() -> None:
     assert blocks.valid[2].all()
     assert blocks.anchors.min() >= 1
     assert blocks.anchors.max() + 4 < 30
-    seen = torch.cat([draw_anchors(own, 6, 4).anchors[2] for _ in range(100)])
+    seen = torch.cat([draw_anchors(own, 6, 4, even, 0.6).anchors[2] for _ in range(100)])
     assert set(seen.tolist()) == set(range(1, 26))
     parts = list(every_anchor(own.long(), 7, 4))
     assert [part for part, _ in parts] == [slice(i, min(i + 7, 26)) for i in range(0, 26, 7)]
     assert parts[-1][1].anchors[0].tolist() == [21, 22, 23, 24, 25, 25, 25]
+
+
+def test_anchors_stand_where_the_target_was_unsure() -> None:
+    own = torch.zeros(1, 40, dtype=torch.bool)
+    own[0, 10:31] = True
+    unlikely = torch.zeros(1, 40)
+    unlikely[0, [5, 12, 20]] = torch.tensor([9.0, 0.9, 0.3])
+    torch.manual_seed(0)
+    drawn = torch.cat([draw_anchors(own, 1, 4, unlikely, 0.5).anchors for _ in range(4000)])
+    share = torch.bincount(drawn.flatten(), minlength=40) / len(drawn)
+    # 21 anchors, 9 to 29; half of the chances are the same for all, of the others 12 has 3 in 4.
+    assert share[12].item() == pytest.approx(0.5 / 21 + 0.5 * 0.75, abs=0.03)
+    assert share[20].item() == pytest.approx(0.5 / 21 + 0.5 * 0.25, abs=0.03)
+    assert share[9:30].sum() == 1
+    surest = draw_anchors(own, 4, 4, unlikely, 1.0)
+    assert surest.valid.all()
+    assert {12, 20} <= set(surest.anchors[0].tolist())
+    none = draw_anchors(own, 4, 4, torch.zeros(1, 40), 1.0)
+    assert none.valid.all()
+    assert len(set(none.anchors[0].tolist())) == 4
+
+
+def test_surprise_is_what_the_target_left_to_other_tokens() -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden, head = (torch.randn(s, generator=generator) for s in ((2, 5, 4), (7, 4)))
+    ids = torch.randint(0, 7, (2, 5), generator=generator)
+    found = surprise(hidden, head, ids)
+    assert found[:, 0].tolist() == [0, 0]
+    for row in range(2):
+        for at in range(1, 5):
+            law = (hidden[row, at - 1] @ head.t()).double().softmax(-1)
+            assert found[row, at].item() == pytest.approx(1 - law[ids[row, at]].item(), abs=1e-6)
 
 
 def test_flex_attention_is_the_whole_mask(monkeypatch: pytest.MonkeyPatch) -> None:

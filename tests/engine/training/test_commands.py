@@ -217,6 +217,37 @@ def test_a_draft_can_be_the_first_weights(algorithm: str, spec: TrainSpec, tmp_p
         torch.testing.assert_close(tensor, after[name], atol=0, rtol=0.01 * (name == "fc.weight"))
 
 
+def test_a_block_draft_grows(
+    spec: TrainSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Further layers say nothing at first; another Markov head begins anew."""
+    small: dict[str, object] = {
+        "algorithm": "DSPARK", "unroll": None, "mask_token_id": 1, "num_hidden_layers": 1,
+        "markov_head": "gated", "markov_rank": 8, "feature_layers": (1, 2),
+    }  # fmt: skip
+    spec = msgspec.structs.replace(spec, **small)
+    first = train_draft(spec).folder
+    still = {"matrix_lr": 1e-12, "adam_lr": 1e-12, "steps": 1}
+    large = {
+        "num_hidden_layers": 2, "markov_head": "rnn", "initial_draft": str(first),
+        "output": str(tmp_path / "large"), **still,
+    }  # fmt: skip
+    capsys.readouterr()
+    made = load_file(train_draft(msgspec.structs.replace(spec, **large)).folder / WEIGHTS)
+    assert "without layer 1, the Markov and confidence heads" in capsys.readouterr().err
+    before = load_file(first / WEIGHTS)
+    for name, tensor in before.items():
+        if not name.startswith(("markov_head", "confidence_head")):
+            torch.testing.assert_close(tensor, made[name], atol=0, rtol=0.01 * (name[:2] == "fc"))
+    # Zero, but for a step at that rate.
+    for name in ("layers.1.self_attn.o_proj", "layers.1.mlp.down_proj", "markov_head.markov_w2"):
+        assert made[f"{name}.weight"].abs().max() < 1e-9
+    assert made["layers.1.mlp.up_proj.weight"].abs().max() > 0.1
+    assert before["markov_head.markov_w2.weight"].abs().max() > 1e-3
+    shrunk = {"initial_draft": str(tmp_path / "large"), "output": str(tmp_path / "small")}
+    assert "has num_hidden_layers 2, this run 1" in refusal(spec, **shrunk)
+
+
 def test_a_draft_of_another_form_is_refused(spec: TrainSpec, tmp_path: Path) -> None:
     first = train_draft(spec).folder
 

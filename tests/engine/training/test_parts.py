@@ -209,7 +209,9 @@ def own_spec(**fields: object) -> TrainSpec:
 def test_room_behind_a_continuation_is_used() -> None:
     assert continuations(own_spec(), 80) == [80]
     assert continuations(own_spec(), 32) == [32, 80]
-    assert continuations(own_spec(), 33) == [33]  # 31 tokens would be left for a prompt
+    assert continuations(own_spec(), 33) == [33]  # a prompt of 33 and 16 more do not fit behind
+    assert continuations(own_spec(), 8) == [8, 56]  # prompts behind have 32 tokens at least
+    assert continuations(own_spec(sequence_length=180), 40) == [40, 96, 152]
 
 
 def test_rows_have_prompts_in_turns_and_the_engines_text(tmp_path: Path) -> None:
@@ -224,12 +226,12 @@ def test_rows_have_prompts_in_turns_and_the_engines_text(tmp_path: Path) -> None
 
     stream = np.arange(1, 1000, dtype=np.int32)
     ids, own = own_rows(made, "rows", stream, 5, cast(DenseTarget, None), generate, print)
-    assert asked == [8] * 3 + [80] * 3 + [70] * 2
+    assert asked == [8] * 3 + [56] * 3 + [70] * 2
     assert own.sum(1).tolist() == [32, 16, 32, 16, 32]
     assert (ids[own] > 7000).all()
     assert (ids[~own] < 1000).all()
     assert (ids[0, 8:24] == 7000 + ids[0, 7]).all()
-    assert (ids[0, 80:] == 7000 + ids[0, 79]).all()
+    assert (ids[0, 56:72] == 7000 + ids[0, 55]).all()
     again = own_rows(made, "rows", stream, 5, cast(DenseTarget, None), None, print)
     assert np.array_equal(again.ids, ids)
     assert np.array_equal(again.own, own)
