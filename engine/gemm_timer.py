@@ -18,6 +18,7 @@ from .dependent_launch import launches_dependents
 from .gemm_table import Choices, Epilogue, GemmKey, Machine
 
 _GRAPH_BYTES = 400 << 20  # of weights that one timed graph streams: several times L2
+_MOST_LAYERS = 512  # in it: those of tiny models are all launches, and would be 100,000
 _REPLAYS = 5
 
 Layer = Sequence[tuple[Epilogue, torch.Tensor]]
@@ -58,7 +59,7 @@ class GemmTimer:
         chosen = {**others, key: config}
         layers = [layer for layer in self._layers if any(_is(key, *one) for one in layer)]
         size = sum(weight.numel() * weight.element_size() for _, weight in layers[0])
-        count = max(4, _GRAPH_BYTES // size)
+        count = min(max(4, _GRAPH_BYTES // size), _MOST_LAYERS)
         rows = 8 if key.m_tier == 16 else key.m_tier
         calls = [self._calls(layer, rows, key, chosen) for layer in layers[:count]]
         # Compiles and loads before the capture, which could not.

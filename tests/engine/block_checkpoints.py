@@ -24,6 +24,7 @@ def write_block(
     size: int = 4,
     layer_ids: tuple[int, ...] = (0, 1, 2),
     markov: Literal["vanilla", "gated", "rnn"] = "vanilla",
+    rank: int = RANK,
     confidence: Literal["none", "hidden", "markov"] = "markov",
     bias: bool = False,
     seed: int = 8,
@@ -50,8 +51,8 @@ def write_block(
             tensors[f"{prefix}self_attn.o_proj.bias"] = sizes.norm(hidden)
     said: dict[str, Any] = {"mask_token_id": sizes.vocab - 1, "target_layer_ids": list(layer_ids)}
     if algorithm == "DSPARK":
-        tensors |= _heads(sizes, markov, confidence)
-        said |= {"markov_rank": RANK, "markov_head_type": markov}
+        tensors |= _heads(sizes, markov, rank, confidence)
+        said |= {"markov_rank": rank, "markov_head_type": markov}
     said |= nested or {}
     config = {
         "architectures": ["DFlashDraftModel" if algorithm == "DFLASH" else "DSparkDraftModel"],
@@ -73,20 +74,20 @@ def write_block(
     return write(folder, {**config, **fields}, tensors)
 
 
-def _heads(sizes: Sizes, markov: str, confidence: str) -> Tensors:
+def _heads(sizes: Sizes, markov: str, rank: int, confidence: str) -> Tensors:
     hidden, vocab = sizes.hidden, sizes.vocab
     tensors = {
-        "markov_head.markov_w1.weight": sizes.matrix(vocab, RANK),
-        "markov_head.markov_w2.weight": sizes.matrix(vocab, RANK),
+        "markov_head.markov_w1.weight": sizes.matrix(vocab, rank),
+        "markov_head.markov_w2.weight": sizes.matrix(vocab, rank),
     }
     if markov == "gated":
-        tensors["markov_head.gate_proj.weight"] = sizes.matrix(RANK, hidden + RANK)
-        tensors["markov_head.gate_proj.bias"] = sizes.norm(RANK)
+        tensors["markov_head.gate_proj.weight"] = sizes.matrix(rank, hidden + rank)
+        tensors["markov_head.gate_proj.bias"] = sizes.norm(rank)
     if markov == "rnn":
-        tensors["markov_head.joint_proj.weight"] = sizes.matrix(3 * RANK, 2 * RANK + hidden)
-        tensors["markov_head.joint_proj.bias"] = sizes.norm(3 * RANK)
+        tensors["markov_head.joint_proj.weight"] = sizes.matrix(3 * rank, 2 * rank + hidden)
+        tensors["markov_head.joint_proj.bias"] = sizes.norm(3 * rank)
     if confidence != "none":
-        width = hidden + RANK * (confidence == "markov")
+        width = hidden + rank * (confidence == "markov")
         tensors["confidence_head.proj.weight"] = sizes.matrix(1, width)
         tensors["confidence_head.proj.bias"] = sizes.norm(1)
     return tensors

@@ -103,6 +103,16 @@ class DraftCore(NamedTuple):
         return drafts.drafter
 
 
+def draft_flags(models: Models, algorithm: DraftAlgorithm, shape: SpecShape) -> dict[str, object]:
+    """What names a draft, and how much it drafts."""
+    return {
+        "speculative_draft_model_path": str(models.drafts[algorithm]),
+        "speculative_num_steps": shape.steps,
+        "speculative_eagle_topk": shape.topk,
+        "speculative_num_draft_tokens": shape.num_draft_tokens,
+    }
+
+
 @contextmanager
 def draft_core(
     models: Models,
@@ -114,13 +124,7 @@ def draft_core(
 ) -> Iterator[DraftCore]:
     """A core that drafts with ``algorithm``, or with none; ``make`` names its drafter's maker."""
     if algorithm is not None:
-        flags = {
-            "speculative_draft_model_path": str(models.drafts[algorithm]),
-            "speculative_num_steps": shape.steps,
-            "speculative_eagle_topk": shape.topk,
-            "speculative_num_draft_tokens": shape.num_draft_tokens,
-            **flags,
-        }
+        flags = {**draft_flags(models, algorithm, shape), **flags}
     site = find_site(tiny_config(models.target, algorithm, **flags))
     worker = make_worker(load_rank(site), site.plan.num_pages)
     assert isinstance(worker, TorchWorker)

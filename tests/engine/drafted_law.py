@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outrider.engine.speculative.draft_law import DraftDraw, DraftLaw
+from outrider.engine_core.counters import Counters
 from outrider.engine_core.draft_config import DraftAlgorithm, SpecShape
 
 from ..reference import sampling_ref as ref
@@ -27,16 +28,21 @@ WANTED = {"warm": WARM, "filtered": FILTERED, "banned": BANNED, "processed": PRO
 
 
 class Drawn(NamedTuple):
-    """The tokens behind the first of many requests, their law, how unlikely they are by it, and
-    the drafts that a verify row had accepted, on average."""
+    """The tokens behind the first of many requests, their law, and what was counted."""
 
     found: Counter[tuple[int, ...]]
     law: dict[tuple[int, ...], float]
-    accepted: float
+    counters: Counters
 
     @property
     def p(self) -> float:
+        """How unlikely the tokens are."""
         return p_value({cell: p for cell, p in self.law.items() if p > 0}, self.found)
+
+    @property
+    def accepted(self) -> float:
+        """Drafts that a verify row had accepted, on average."""
+        return self.counters.spec_accepted_tokens / self.counters.spec_drafts
 
 
 @lru_cache
@@ -73,12 +79,12 @@ def drawn(
     flags = {"max_running_requests": 256, "max_total_tokens": 16384, **flags}
     with draft_core(models, algorithm, shape, **flags) as made:
         found = Counter(tokens[1:] for tokens in draw(made.core, length, wanted))
-        stats = made.core.stats(0)
-    assert stats.spec_accepted_tokens > 1_000
-    assert stats.spec_draft_tokens > 1.1 * stats.spec_accepted_tokens
+        counters = made.core.scheduler.counters
+    assert counters.spec_accepted_tokens > 1_000
+    assert counters.spec_draft_tokens > 1.1 * counters.spec_accepted_tokens
     name = next(name for name, params in WANTED.items() if params is wanted)
     law = law_of(models.target, vocab, length, name)
-    return Drawn(found, law, stats.spec_accepted_tokens / stats.spec_drafts)
+    return Drawn(found, law, counters)
 
 
 true_law = DraftDraw.law

@@ -20,7 +20,7 @@ from .tiny import write_checkpoint
 
 PROMPT = [1, 3, 2]
 LEAST_EXPECTED = 20
-LEAST_P = 1e-4 / 48  # Bonferroni over the tests that use these
+LEAST_P = 1e-4 / 96  # Bonferroni over the tests that use these
 TEMPERATURE = 1.5
 DRAWS = 9_000
 
@@ -28,18 +28,23 @@ Prefix = tuple[int, ...]
 WARM = ref.Params(temperature=TEMPERATURE)
 
 
-def folder_of(tmp_path: Path, vocab: int) -> Path:
-    return write_checkpoint(tmp_path / f"v{vocab}", vocab, scale=0.12, seed=8)
+def folder_of(tmp_path: Path, vocab: int, **sizes: int) -> Path:
+    return write_checkpoint(tmp_path / f"v{vocab}", vocab, scale=0.12, seed=8, **sizes)
 
 
 def laws_after(
-    folder: Path, vocab: int, prefixes: Sequence[Prefix], wanted: ref.Params = WARM
+    folder: Path,
+    vocab: int,
+    prefixes: Sequence[Prefix],
+    wanted: ref.Params = WARM,
+    **flags: object,
 ) -> dict[Prefix, list[float]]:
-    """The next token's distribution after the prompt and each prefix."""
+    """The next token's distribution after the prompt and each prefix, by an engine without drafts
+    of these ``flags``."""
     params = SamplingParams(temperature=0.0, max_new_tokens=1, logprobs=vocab, ignore_eos=True)
     names = {str(prefix): prefix for prefix in prefixes}
     laws = {}
-    with running_engine(tiny_config(folder)) as engine:
+    with running_engine(tiny_config(folder, None, **flags)) as engine:
         outputs = drive(
             engine.core, [request(rid, [*PROMPT, *prefix], params) for rid, prefix in names.items()]
         )
@@ -102,11 +107,11 @@ def p_value(joint: dict[Prefix, float], found: Counter[Prefix]) -> float:
 
 
 def joint_of(
-    folder: Path, vocab: int, length: int = 3, wanted: ref.Params = WARM
+    folder: Path, vocab: int, length: int = 3, wanted: ref.Params = WARM, **flags: object
 ) -> dict[Prefix, float]:
-    """The joint law of the first ``length`` tokens."""
+    """The joint law of the first ``length`` tokens; ``flags``: of the engine that says it."""
     shorter = [p for n in range(length) for p in itertools.product(range(vocab), repeat=n)]
-    laws = laws_after(folder, vocab, shorter, wanted)
+    laws = laws_after(folder, vocab, shorter, wanted, **flags)
     return {
         path: math.prod(laws[path[:i]][token] for i, token in enumerate(path))
         for path in itertools.product(range(vocab), repeat=length)

@@ -13,10 +13,19 @@ from outrider.engine_core.rope_config import RopeConfig
 
 
 def write_checkpoint(
-    folder: Path, vocab_size: int, *, scale: float = 0.4, layers: int = 2, seed: int = 3
+    folder: Path,
+    vocab_size: int,
+    *,
+    scale: float = 0.4,
+    layers: int = 2,
+    seed: int = 3,
+    hidden: int = 16,
+    inner: int = 24,
+    heads: int = 2,
+    kv_heads: int = 1,
+    head_dim: int = 8,
 ) -> Path:
     """A random Qwen3 of ``layers`` layers; ``scale`` spreads the logits."""
-    hidden, inner, heads, kv_heads, head_dim = 16, 24, 2, 1, 8
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "vocab_size": vocab_size,
