@@ -107,34 +107,58 @@ class DenseTarget:
     def generate(self, prompts: torch.Tensor, new_tokens: int) -> torch.Tensor:
         """Greedy text after prompts [B, P] of one length: int64[B, new_tokens]. Ends at no EOS.
 
-        Every row is one token further on at every step, so that nothing is padded or masked.
+        Every row is one token further on at every step, so that nothing is padded. On a GPU all
+        steps but the first two replay one graph, as each is hundreds of small kernels.
+        """
+        length = prompts.shape[1]
+        total = length + new_tokens
+        made = prompts.new_empty(len(prompts), new_tokens)
+        caches = [self._empty_cache(len(prompts), total) for _ in self._layers]
+        at = torch.arange(length, device=self.device)
+        ids = self._cached_step(prompts, at, caches)
+        made[:, :1] = ids
+        at = at[-1:].clone()
+
+        def step() -> None:
+            at.add_(1)
+            ids.copy_(self._cached_step(ids, at, caches))
+            made.index_copy_(1, at - (length - 1), ids)
+
+        advance, steps = step, new_tokens - 1
+        if self.device.type == "cuda" and steps > 1:
+            step()  # what is set up lazily cannot be in a graph
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                step()
+            advance, steps = graph.replay, steps - 1
+        for _ in range(steps):
+            advance()
+        return made
+
+    def _empty_cache(self, batch: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, KV heads, T, D]; zeros, since those to come are masked, not left
+        out.
+        """
+        shape = (batch, self.config.num_key_value_heads, tokens, self.config.head_dim)
+        key = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return key, torch.zeros_like(key)
+
+    def _cached_step(
+        self,
+        ids: torch.Tensor,
+        at: torch.Tensor,
+        caches: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """The next token int64[B, 1] of rows whose tokens ids [B, T] stand at positions ``at`` [T]:
+        all from 0 on, or one.
         """
         config = self.config
-        batch, length = prompts.shape
-        total = length + new_tokens
-        shape = (batch, config.num_key_value_heads, total, config.head_dim)
-        caches = [
-            (
-                torch.empty(shape, dtype=self.dtype, device=self.device),
-                torch.empty(shape, dtype=self.dtype, device=self.device),
-            )
-            for _ in self._layers
-        ]
-        cos, sin = self.cos_sin(0, total)
-        made: list[torch.Tensor] = []
-        ids, at = prompts, 0
-        for _ in range(new_tokens):
-            end = at + ids.shape[1]
-            stream = F.embedding(ids, self._head.embed)
-            for index, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
-                stream = self._cached_layer(
-                    index, layer, cache, stream, cos[at:end], sin[at:end], at
-                )
-            last = rms_norm(stream[:, -1], self._head.final_norm, config.rms_norm_eps)
-            ids = F.linear(last, self._head.lm_head).argmax(-1, keepdim=True)
-            made.append(ids)
-            at = end
-        return torch.cat(made, dim=1)
+        cos, sin = (part[at] for part in self.cos_sin(0, caches[0][0].shape[2]))
+        stream = F.embedding(ids, self._head.embed)
+        for index, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
+            stream = self._cached_layer(index, layer, cache, stream, cos, sin, at)
+        last = rms_norm(stream[:, -1], self._head.final_norm, config.rms_norm_eps)
+        return F.linear(last, self._head.lm_head).argmax(-1, keepdim=True)
 
     def _cached_layer(
         self,
@@ -144,23 +168,24 @@ class DenseTarget:
         stream: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        at: int,
+        at: torch.Tensor,
     ) -> torch.Tensor:
         config = self.config
         weights = tensors_of(layer)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         query, key, value = project(stream, cos, sin, weights, heads, kv_heads, config.rms_norm_eps)
-        tokens = stream.shape[1]
-        end = at + tokens
-        cache[0][:, :, at:end] = key
-        cache[1][:, :, at:end] = value
+        cache[0].index_copy_(2, at, key)
+        cache[1].index_copy_(2, at, value)
         window = config.sliding_windows[index]
-        if tokens == 1:
-            begin = max(0, end - window) if window else 0
+        if stream.shape[1] == 1:
+            distance = at - torch.arange(cache[0].shape[2], device=at.device)
+            seen = distance >= 0
+            if window:
+                seen &= distance < window
             # The query heads of a KV head stand as its query tokens: each key is read once.
             grouped = query.reshape(len(query), kv_heads, heads // kv_heads, config.head_dim)
             context = F.scaled_dot_product_attention(
-                grouped, cache[0][:, :, begin:end], cache[1][:, :, begin:end]
+                grouped, *cache, attn_mask=seen.expand(1, 1, grouped.shape[2], -1)
             ).reshape(query.shape)
         else:
             context = causal_attention(query, key, value, window)

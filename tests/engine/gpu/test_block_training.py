@@ -49,7 +49,10 @@ def test_a_step_is_the_cpus(algorithm: str) -> None:
     folder = resolve_model("pycoder")
     ids = torch.from_numpy(np.random.default_rng(0).integers(8, 8192, (4, 256)))
     batch = Batch(ids, torch.zeros_like(ids, dtype=torch.bool))
-    spec = TrainSpec(algorithm=algorithm, model="pycoder", data=("d",), output="o", steps=1)
+    # Anchors of their own, else, for tokens whose probabilities are rounded.
+    spec = TrainSpec(
+        algorithm=algorithm, model="pycoder", data=("d",), output="o", steps=1, start_focus=0.0
+    )
     cpu = step(spec, folder, batch, torch.device("cpu"))
     gpu = step(spec, folder, batch, CUDA)
     assert float(gpu[0]) == pytest.approx(float(cpu[0]), rel=0.03)
@@ -57,6 +60,18 @@ def test_a_step_is_the_cpus(algorithm: str) -> None:
         plain = cpu[1][name]
         angle = torch.nn.functional.cosine_similarity(mine.flatten(), plain.flatten(), dim=0)
         assert float(angle) > 0.9, name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [1, 40])
+def test_text_by_a_graph_is_what_whole_passes_choose(length: int) -> None:
+    folder = resolve_model("pycoder")
+    config = load_model_config(folder)
+    dense = DenseTarget(Checkpoint(folder), config, torch.float32, CUDA)
+    ids = torch.from_numpy(np.random.default_rng(1).integers(8, 8192, (3, length))).to(CUDA)
+    text = dense.generate(ids, 24)
+    whole = dense.forward(torch.cat([ids, text], dim=1)).hidden @ dense.lm_head.t()
+    assert torch.equal(whole[:, length - 1 : -1].argmax(-1), text)
 
 
 def step(

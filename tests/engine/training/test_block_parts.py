@@ -20,7 +20,8 @@ from outrider.engine.training.block_loss import Drafted, Objective, block_loss
 from outrider.engine.training.block_setup import feature_layers, mask_token
 from outrider.engine.training.block_weighting import decay_weights, dpace_weights
 from outrider.engine.training.calibration import calibrate, held_out_errors
-from outrider.engine.training.losses import surprise
+from outrider.engine.training.chain_loss import ChainLoss
+from outrider.engine.training.losses import Wanted, start_weights, surprise
 from outrider.engine.training.markov_head import MarkovHead
 from outrider.engine_core.draft_config_json import load_draft_config
 from outrider.engine_core.model_config import load_model_config
@@ -149,6 +150,20 @@ def test_anchors_stand_where_the_target_was_unsure() -> None:
     none = draw_anchors(own, 4, 4, torch.zeros(1, 40), 1.0)
     assert none.valid.all()
     assert len(set(none.anchors[0].tolist())) == 4
+
+
+def test_starts_weigh_one_on_average() -> None:
+    unlikely = torch.tensor([[0.9, 0.1, 0.5, 0.0], [0.0, 0.0, 0.0, 0.7]])
+    fits = torch.tensor([[True, True, True, False], [True, True, False, False]])
+    found = start_weights(unlikely, fits, 0.6)
+    assert found[0].tolist() == pytest.approx([0.4 + 0.6 * 1.8, 0.4 + 0.6 * 0.2, 1.0, 0.4])
+    assert found[1, :2].tolist() == pytest.approx([0.4, 0.4])
+    spec = TrainSpec(algorithm="EAGLE", model="m", data=("d",), output="o", prompt_weight=0.25)
+    own = torch.tensor([[False, False, True, True, True, True]])
+    ids, starts = torch.zeros(1, 6, dtype=torch.int64), torch.tensor([[2.0, 0.5, 1.5]])
+    wanted = Wanted(torch.zeros(1, 3, 8), torch.zeros(1, 3, dtype=torch.int64))
+    loss = ChainLoss(spec, ids, own, 3, starts)
+    assert loss.weights(1, wanted, 8).tolist() == [[0.25 * 2.0, 0.5, 1.5]]
 
 
 def test_surprise_is_what_the_target_left_to_other_tokens() -> None:
