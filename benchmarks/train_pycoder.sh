@@ -4,8 +4,9 @@
 # Stages: prepare (the corpus), EAGLE3, EAGLE, STANDALONE, DFLASH, DSPARK, pack (results into $OUT
 # or WORK/out).
 # MINUTES_<ALGORITHM> sets a training's length; a run whose state is in WORK goes on where it ended.
-# LENGTH sets that of its texts: DFLASH and DSPARK learn from longer ones than the others, as they
-# draft badly behind longer ones than they know. INITIAL=1 begins with the embedded draft's weights.
+# LENGTH sets that of its texts: block drafts draft badly behind longer ones than they know.
+# INITIAL=1 begins with the embedded draft's weights, which may have fewer layers (LAYERS) or
+# another Markov head (MARKOV).
 set -eu
 work=$1
 shift
@@ -23,8 +24,7 @@ train() { # ALGORITHM MINUTES LENGTH BATCH flags...
     batch=${BATCH:-$(($4 * $3 / length))} # as many tokens a step, however long the texts
     shift 4
     folder=$(draft "$algorithm")
-    prompts="48 96 160 256 384"
-    [ "$length" -lt 1024 ] || prompts="$prompts 640 860"
+    prompts="48 64 80 96 128 160 192 224 320"
     [ "${INITIAL:-0}" != 1 ] ||
         set -- --initial-draft "$here/models/$(basename "$folder")" --matrix-lr 0.01 "$@"
     [ ! -f "$folder/training.pt" ] || set -- --resume "$@"
@@ -32,18 +32,19 @@ train() { # ALGORITHM MINUTES LENGTH BATCH flags...
     "$python" -m outrider train --algorithm "$algorithm" --model "${MODEL:-pycoder}" \
         --data "$work/corpus/train.npy" --selection-data "$work/corpus/selection.npy" \
         --output "$folder" --on-policy-cache "$work/rows-$length" --on-policy-source dense \
-        --on-policy-rows "${ROWS:-81920}" --sequence-length "$length" --batch-size "$batch" \
+        --on-policy-rows "${ROWS:-40960}" --on-policy-share 0.9 \
+        --sequence-length "$length" --batch-size "$batch" \
         --on-policy-tokens "${OWN:-128}" --on-policy-prompts ${PROMPTS:-$prompts} \
         --selection-rows "${SELECTION:-512}" \
         --log-every 50 --selection-every 1000 --minutes "$minutes" --no-measure "$@" ${FLAGS:-}
 }
 
-block() { # ALGORITHM MINUTES flags...: layers of one size for both, 5.7 MB
+block() { # ALGORITHM MINUTES flags...: layers of one size for both, 7.4 MB
     algorithm=$1
     minutes=$2
     shift 2
-    train "$algorithm" "$minutes" 1024 48 --num-hidden-layers "${LAYERS:-3}" --intermediate-size 832 \
-        --feature-layers 2 4 6 8 11 --anchors "${ANCHORS:-64}" "$@"
+    train "$algorithm" "$minutes" 1024 24 --num-hidden-layers "${LAYERS:-4}" \
+        --intermediate-size 832 --feature-layers 2 4 6 8 11 --anchors "${ANCHORS:-128}" "$@"
 }
 
 for stage; do
@@ -55,18 +56,18 @@ for stage; do
             --output "$work/corpus" --megabytes "${MEGABYTES:-200}"
         ;;
     EAGLE3)
-        train EAGLE3 "${MINUTES_EAGLE3:-9.7}" 512 96 --intermediate-size 1536 \
+        train EAGLE3 "${MINUTES_EAGLE3:-9.7}" 1024 48 --intermediate-size 1536 \
             --num-attention-heads 8 --num-key-value-heads 4 --feature-layers 2 4 6 8 11
         ;;
-    EAGLE) train EAGLE "${MINUTES_EAGLE:-6.2}" 512 96 --intermediate-size 2048 ;;
+    EAGLE) train EAGLE "${MINUTES_EAGLE:-6.2}" 1024 48 --intermediate-size 2048 ;;
     STANDALONE)
         train STANDALONE "${MINUTES_STANDALONE:-2.5}" 512 128 --hidden-size 128 \
             --num-hidden-layers 2 --intermediate-size 384
         ;;
-    DFLASH) block DFLASH "${MINUTES_DFLASH:-8}" --block-size 8 ;;
+    DFLASH) block DFLASH "${MINUTES_DFLASH:-10.5}" --block-size 8 ;;
     DSPARK)
-        block DSPARK "${MINUTES_DSPARK:-8}" --block-size 7 --markov-rank 32 \
-            --markov-head "${MARKOV:-gated}"
+        block DSPARK "${MINUTES_DSPARK:-10.3}" --block-size 7 --markov-rank 32 \
+            --markov-head "${MARKOV:-rnn}"
         ;;
     pack)
         out=${OUT:-$work/out}
