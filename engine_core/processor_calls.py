@@ -9,6 +9,7 @@ from .refusal import Refused
 Calls = Mapping[str, Mapping[str, object]]  # JSON objects by processor
 MAX_CALLS = 16
 MAX_ARGUMENT_BYTES = 64 * 1024
+_MOST_SAID = 500  # characters of an exception that a client is told
 
 
 def refuse_calls(calls: Calls) -> Refused | None:
@@ -26,3 +27,9 @@ def refuse_calls(calls: Calls) -> Refused | None:
         reason = f"arguments take {size} bytes as JSON; at most {MAX_ARGUMENT_BYTES} are taken"
         return Refused("logits_processors", reason)
     return None
+
+
+def said(error: BaseException) -> str:
+    """An exception's text for a client, who need not have all of a long one."""
+    text = str(error)
+    return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]} ..."

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, final
 import msgspec
 
 from .config import CoreConfig
-from .processor_calls import Calls, refuse_calls
+from .processor_calls import Calls, refuse_calls, said
 from .processor_names import FIELD, Processor, find_processors
 from .refusal import Refused, RefusedError
 
@@ -70,9 +70,9 @@ class ProcessorSet:
             return self._by_name[name].request(arguments)
         except (ValueError, TypeError, LookupError) as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            return Refused(field, f"{kind}{error}" or "does not take these arguments")
+            return Refused(field, f"{kind}{said(error)}" or "does not take these arguments")
         except (Exception, SystemExit) as error:  # a plug-in may raise anything
-            reason = f"the processor failed on its arguments: {type(error).__name__}: {error}"
+            reason = f"the processor failed on its arguments: {type(error).__name__}: {said(error)}"
             return Refused(field, reason, 500)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from ...engine_core.ids import I32, I64, RowKind, i32
 from ...engine_core.plan import SlotInit, StepPlan
+from ...engine_core.processor_calls import said
 from ...engine_core.processor_loader import ProcessorSet
 from ...engine_core.processor_names import FIELD
 from ...engine_core.refusal import Refused, RefusedError
@@ -256,7 +257,7 @@ def _blame(call: _Call, error: BaseException) -> tuple[Refused, str]:
     """Why a request ends, and the traceback."""
     if isinstance(error, RefusedError):
         return error.refused, ""
-    reason = f"the processor failed: {type(error).__name__}: {error}"
+    reason = f"the processor failed: {type(error).__name__}: {said(error)}"
     trace = "".join(traceback.format_exception(error))
     return Refused(f"{FIELD}.{call.name}", reason, 500), f"outrider: {call.name}: {trace}"
 

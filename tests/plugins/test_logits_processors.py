@@ -166,6 +166,7 @@ def test_what_is_wrong_with_arguments_names_the_processor() -> None:
         (KeyError("back"), 400, "KeyError: 'back'"),
         (TypeError("no number"), 400, "TypeError: no number"),
         (OSError("disk"), 500, "the processor failed on its arguments: OSError: disk"),
+        (ValueError(501 * "x"), 400, 500 * "x" + " ..."),
     ):
         moody = ProcessorSet((LoadedProcessor("moody", Moody(error)),))
         found = moody.refuse({"moody": {}})
