@@ -10,14 +10,19 @@ Filters are left out: at a cut a last bit decides whether a token is possible at
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+import pytest
 import torch
 
+from outrider.engine.models.cpu_decoder import NativeDecoder
+from outrider.engine.models.cpu_draft import NativeDraft
+from outrider.engine.models.torch_decoder import TorchDecoder
+from outrider.engine.models.torch_draft import TorchDraft
 from outrider.engine.worker import GraphWorker, TorchWorker
 from outrider.engine_core.config import EngineConfig
 from outrider.engine_core.core import EngineCore
@@ -40,10 +45,12 @@ SIZES = {"hidden": 64, "inner": 96, "heads": 4, "kv_heads": 2, "head_dim": 16}
 
 
 class Machine(NamedTuple):
-    """Where an engine runs, and what it computes in."""
+    """Where an engine runs, and what it computes in. ``rounded``: a CPU's logits, those of the
+    target and those that drafts are drawn by, are rounded to bfloat16."""
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
+    rounded: bool = False
 
     def flags(self) -> dict[str, object]:
         """Graphs of the GPU hold every step: 64 verify rows, or 32 prompts of three tokens."""
@@ -51,6 +58,25 @@ class Machine(NamedTuple):
             "device": self.device, "dtype": self.dtype, "max_running_requests": 64,
             "max_total_tokens": 8192, "chunked_prefill_size": 96,
         }  # fmt: skip
+
+
+@contextmanager
+def rounded_logits() -> Iterator[Counter[str]]:
+    """Meanwhile CPU models round their logits; counts how often, by class."""
+    seen: Counter[str] = Counter()
+
+    def rounding(true: Callable[[object, torch.Tensor], torch.Tensor]) -> object:
+        def logits(net: object, rows: torch.Tensor) -> torch.Tensor:
+            found = true(net, rows)
+            seen[type(net).__name__] += 1
+            return found.copy_(found.bfloat16())
+
+        return logits
+
+    with pytest.MonkeyPatch.context() as patched:
+        for owner in (TorchDecoder, NativeDecoder, TorchDraft, NativeDraft):
+            patched.setattr(owner, "logits", rounding(owner.logits))
+        yield seen
 
 
 @lru_cache
@@ -113,6 +139,26 @@ def drawn(
     ``share``: so many of all drafts are verified, those of which confidence is surest.
     """
     models = write_models(place, vocab)
+    if not machine.rounded:
+        return drawn_as_it_is(machine, models, place, drafts, vocab, shape, share, **flags)
+    with rounded_logits() as seen:
+        found = drawn_as_it_is(machine, models, place, drafts, vocab, shape, share, **flags)
+    assert seen.total() > 500
+    return found
+
+
+def drawn_as_it_is(
+    machine: Machine,
+    models: Models,
+    place: Path,
+    drafts: Drafts,
+    vocab: int,
+    shape: SpecShape,
+    share: float | None,
+    /,
+    **flags: object,
+) -> Drawn:
+    """``drawn``, with logits as models make them now."""
     law = law_of(machine, place, vocab)
     with opened(engine_config(machine, models, drafts, shape, **flags), drafts) as core:
         assert_computes(core._worker, machine, drafts in MODELS)
@@ -130,7 +176,7 @@ def drawn(
 
 def assert_computes(worker: Worker, machine: Machine, has_draft: bool) -> None:
     """The worker's weights, its KV and those of its draft are of the machine's type, there."""
-    assert (worker.info().device, worker.info().dtype) == machine
+    assert (worker.info().device, worker.info().dtype) == machine[:2]
     dtype: torch.dtype = getattr(torch, machine.dtype)
     if machine.device == "cpu":
         assert isinstance(worker, TorchWorker)
