@@ -65,7 +65,7 @@ def rounded_logits() -> Iterator[Counter[str]]:
     """Meanwhile CPU models round their logits; counts how often, by class."""
     seen: Counter[str] = Counter()
 
-    def rounding(true: Callable[[object, torch.Tensor], torch.Tensor]) -> object:
+    def rounding(true: Callable[..., torch.Tensor]) -> object:
         def logits(net: object, rows: torch.Tensor) -> torch.Tensor:
             found = true(net, rows)
             seen[type(net).__name__] += 1
