@@ -31,5 +31,8 @@ def refuse_calls(calls: Calls) -> Refused | None:
 
 def said(error: BaseException) -> str:
     """An exception's text for a client, who need not have all of a long one."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception as other:  # a plug-in's class may fail at that, too
+        text = f"an exception whose text cannot be had ({type(other).__name__})"
     return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]} ..."

@@ -194,6 +194,10 @@ def _refuse_lengths(spec: TrainSpec) -> Refused | None:
         )
     if len(spec.on_policy_prompts) > max(1, spec.on_policy_rows):
         return Refused("on_policy_prompts", "are more than there are on_policy_rows to have them")
+    if spec.on_policy_rows and len(spec.on_policy_prompts) > spec.selection_rows:
+        return Refused(
+            "selection_rows", "are fewer than on_policy_prompts, each of which needs one"
+        )
     return None
 
 

@@ -76,7 +76,7 @@ FLAGS = (
     Flag(
         "on_policy_prompts",
         int,
-        "lengths of their prompts in turns (default: the rest of a row)",
+        "lengths of their prompts in turns, several to a row (default: one that fills it)",
         DATA,
         "N",
         many=True,
@@ -95,7 +95,11 @@ FLAGS = (
     Flag("selection_rows", int, "rows that a selection looks at", DATA, "N"),
     Flag("prompt_weight", float, "weight of text that is not the target's own", DATA, "W"),
     Flag(
-        "initial_draft", str, "draft of the same form whose weights to begin with", DRAFT, "FOLDER"
+        "initial_draft",
+        str,
+        "draft of the same form, or for block drafts of fewer layers, whose weights to begin with",
+        DRAFT,
+        "FOLDER",
     ),
     Flag(
         "feature_layers",
@@ -157,7 +161,7 @@ FLAGS = (
     Flag(
         "start_focus",
         float,
-        "part of the loss that is where the target was unsure, as rounds of serving begin there",
+        "part of the loss of drafts that goes by how unsure the target was where they begin",
         LOSS,
         "PART",
     ),

@@ -115,7 +115,7 @@ class BlockRecipe(ABC):
             return behind(values, blocks.anchors, offset, drafts).flatten(0, 1)
 
         text, own = gather(batch.ids, 1), gather(batch.own, 1)
-        base = torch.where(own, 1.0, spec.prompt_weight) * blocks.valid.flatten()[:, None]
+        base = torch.where(own, 1.0, spec.prompt_weight) * blocks.weight.flatten()[:, None]
         decay = decay_weights(drafts, spec.decay_gamma, text.device)
         by_place = weighting_of(spec) == "decay"
         weight = base * decay if by_place else base

@@ -114,10 +114,11 @@ class EagleRecipe(ABC):
         weights = self.fused()
         head = self._head()
         # A row drafts behind the token after its own.
-        unlikely = surprise(output.hidden, self._target_head, batch.ids)[:, 1 : 1 + rows]
+        unlikely = surprise(output.hidden, self._target.lm_head, batch.ids)[:, 1 : 1 + rows]
         own = F.pad(batch.own, (0, 1))[:, 2 : 2 + rows]
-        starts = start_weights(unlikely, own, self._spec.start_focus)
-        starts = torch.where(own, starts, 1.0)
+        fits = own | ~own.any(1, keepdim=True)
+        starts = start_weights(unlikely, fits, self._spec.start_focus)
+        starts = torch.where(fits, starts, 1.0)
         loss = ChainLoss(self._spec, batch.ids, batch.own, rows, starts)
         places = self._vocab.places(batch.ids)
         for index, passed in self._steps(batch.ids, features[:, :rows], weights, True):

@@ -33,11 +33,11 @@ def start_from(folder: Path, recipe: Recipe) -> str | None:
         fields = dict(config)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise _refused(f"{str(folder)!r} is no draft of outrider train ({error})") from None
-    layers, markov = _further_layers(fields, exported.config), False
+    layers = _further_layers(fields, exported.config)
     if layers:
         fields |= {name: exported.config[name] for name in ("num_hidden_layers", "layer_types")}
-    if "markov_rank" in fields and "markov_rank" in exported.config:
-        markov = any(fields.get(name) != exported.config[name] for name in _MARKOV)
+    markov = _other_markov(fields, exported.config)
+    if markov:
         _take(fields, exported.config, _MARKOV)
     for name, value in exported.config.items():
         if name not in _FREE and fields.get(name) != value:
@@ -45,8 +45,9 @@ def start_from(folder: Path, recipe: Recipe) -> str | None:
                 f"{str(folder)!r} has {name} {fields.get(name)!r}, this run {value!r}; give flags "
                 "that agree, or another draft"
             )
-    anew = tuple(f"layers.{index}." for index in layers) + (_BESIDE_MARKOV if markov else ())
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(anew)}
+    heads = _BESIDE_MARKOV if markov else ()
+    anew = tuple(f"layers.{index}." for index in layers) + heads
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(heads)}
     wanted = {n: tensor for n, tensor in exported.tensors.items() if not n.startswith(anew)}
     if tensors.keys() != wanted.keys():
         name = min(tensors.keys() ^ wanted.keys())
@@ -59,7 +60,7 @@ def start_from(folder: Path, recipe: Recipe) -> str | None:
         if name not in recipe.parameters and not torch.equal(tensors[name], tensor.cpu()):
             raise _refused(f"{str(folder)!r} has another draft vocabulary ({name}) than this run")
     recipe.adopt({**exported.tensors, **tensors})
-    found = [f"layer {index}" for index in layers] + ["the Markov and confidence heads"] * markov
+    found = [f"layers.{index}" for index in layers] + ["the Markov and confidence heads"] * markov
     return ", ".join(found) or None
 
 
@@ -72,13 +73,19 @@ def _further_layers(there: dict[str, Any], here: dict[str, Any]) -> range:
     return range(len(types), len(own)) if same else range(0)
 
 
+def _other_markov(there: dict[str, Any], here: dict[str, Any]) -> bool:
+    """Whether both have a Markov head, of another kind or rank."""
+    both = all(name in here and there.get(name) is not None for name in _MARKOV)
+    return both and any(there[name] != here[name] for name in _MARKOV)
+
+
 def _take(fields: dict[str, Any], others: dict[str, Any], names: tuple[str, ...]) -> None:
-    """Make these fields those of ``others``, at the top level and under dflash_config."""
+    """Make these fields those of ``others``, and under dflash_config where they are the same."""
+    nested = fields.get("dflash_config")
+    if isinstance(nested, dict) and all(nested.get(name) == fields[name] for name in names):
+        fields["dflash_config"] = {**nested, **{name: others[name] for name in names}}
     for name in names:
         fields[name] = others[name]
-    nested = fields.get("dflash_config")
-    if isinstance(nested, dict):
-        fields["dflash_config"] = {**nested, **{name: others[name] for name in names}}
 
 
 def _refused(reason: str) -> RefusedError:

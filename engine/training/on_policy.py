@@ -33,12 +33,14 @@ class OwnRows(NamedTuple):
 
 
 class _Made(msgspec.Struct, frozen=True):
-    """What a cached file holds; ``text``: a hash of the text in it that is not the target's."""
+    """What a cached file holds. ``begins``: of the target's text in rows that have prompts in
+    turns; ``text``: a hash of the rows before it was written there.
+    """
 
     model: str
     sequence_length: int
     on_policy_tokens: int
-    on_policy_prompts: tuple[int, ...]
+    begins: tuple[tuple[int, ...], ...]
     rows: int
     seed: int
     text: str
@@ -61,11 +63,13 @@ def own_rows(
     folder = Path(spec.on_policy_cache or spec.output)
     path, about = folder / f"{name}.npz", folder / f"{name}.json"
     ids = prompt_rows(stream, spec.sequence_length, count, spec.seed + len(name))
+    prompts = spec.on_policy_prompts or (spec.sequence_length - spec.on_policy_tokens,)
+    begins = tuple(tuple(continuations(spec, prompt)) for prompt in prompts)
     made = _Made(
         spec.model,
         spec.sequence_length,
         spec.on_policy_tokens,
-        spec.on_policy_prompts,
+        begins,
         count,
         spec.seed,
         hashlib.sha256(ids.tobytes()).hexdigest(),
@@ -85,10 +89,9 @@ def own_rows(
         raise DataError("on_policy_source: the engine was not handed over; use dense")
     say(f"{name}: {count} rows with continuations of {spec.on_policy_tokens} tokens")
     own = np.zeros(ids.shape, dtype=np.bool_)
-    prompts = spec.on_policy_prompts or (spec.sequence_length - spec.on_policy_tokens,)
-    for index, prompt in enumerate(prompts):
-        part = slice(index, None, len(prompts))
-        for begin in continuations(spec, prompt):
+    for index, places in enumerate(begins):
+        part = slice(index, None, len(begins))
+        for begin in places:
             end = begin + spec.on_policy_tokens
             before = ids[part, :begin]
             if spec.on_policy_source == "engine" and generate is not None:

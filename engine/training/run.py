@@ -118,7 +118,7 @@ def train_draft(
     if spec.initial_draft is not None and saved is None:
         anew = start_from(Path(spec.initial_draft), recipe)
         if anew is not None:
-            say(f"{spec.initial_draft}: without {anew}, which begin anew")
+            say(f"begun with {spec.initial_draft}; new are {anew}")
     parameters = sum(leaf.numel() for leaf in recipe.parameters.values())
     say(f"{spec.algorithm}: {parameters / 1e6:.2f} M parameters to train on {device}")
     mixture, held = _mixture(spec, data, world, device), _held(data, device)

@@ -1,6 +1,7 @@
 """A trained draft does in the engine what it did in training: position by position."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +13,9 @@ from outrider.engine.models.draft_loader import load_draft
 from outrider.engine.models.draft_net import DraftNet
 from outrider.engine.models.loader import load_model
 from outrider.engine.models.torch_decoder import TorchDecoder
+from outrider.engine.training import eagle_recipe
 from outrider.engine.training.batches import Batch
+from outrider.engine.training.chain_loss import ChainLoss
 from outrider.engine.training.dense import DenseTarget
 from outrider.engine.training.eagle_recipe import EagleRecipe
 from outrider.engine.training.export import write_draft
@@ -86,6 +89,36 @@ def rows() -> Batch:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("target"), VOCAB, layers=3)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "STANDALONE"])
+@pytest.mark.parametrize("with_own", [True, False])
+def test_a_row_weighs_by_the_token_it_drafts_behind(
+    name: str, with_own: bool, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the draft's vocabulary; text beside the target's own counts alike."""
+    recipe, _ = exported(tmp_path, target, name)
+    assert isinstance(recipe, EagleRecipe)
+    ids, own = rows()
+    own[0, 7:] = with_own
+    found: list[torch.Tensor] = []
+
+    def note(*given: Any) -> ChainLoss:
+        found.append(given[-1])
+        return ChainLoss(*given)
+
+    monkeypatch.setattr(eagle_recipe, "ChainLoss", note)
+    recipe.step(Batch(ids, own))
+    (starts,) = found
+    dense = DenseTarget(Checkpoint(target), load_model_config(target), torch.float32, CPU)
+    laws = (dense.forward(ids).hidden @ dense.lm_head.t()).softmax(-1)
+    for row, first in ((0, 7 if with_own else 0), (1, 0)):
+        places = range(max(0, first - 2), LENGTH - UNROLL)
+        left = {r: 1 - float(laws[row, r, ids[row, r + 1]]) for r in places}
+        mean = sum(left.values()) / len(left)
+        for place in range(LENGTH - UNROLL):
+            wanted = 0.4 + 0.6 * left[place] / mean if place in left else 1.0
+            assert float(starts[row, place]) == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n != "STANDALONE"])

@@ -68,7 +68,7 @@ def test_the_loss_is_the_one_of_the_equations(name: str, folder: Path) -> None:
     total = norm = doubt = doubt_norm = 0.0
     agrees: dict[tuple[int, int], list[bool]] = {}
     for row in range(2):
-        for anchor, valid in zip(*(part[row].tolist() for part in blocks), strict=True):
+        for anchor, valid, counts in zip(*(part[row].tolist() for part in blocks), strict=True):
             if not valid:
                 continue
             hidden = hidden_at(made, batch.ids, row, anchor)
@@ -89,7 +89,7 @@ def test_the_loss_is_the_one_of_the_equations(name: str, folder: Path) -> None:
                 one = spec.ce_weight * ce + spec.l1_weight * 2 * tv if dspark else ce
             own = batch.own[row, anchor + 1 : anchor + 1 + drafts].tolist()
             left = ref.alive(labels, top.tolist(), spec.survival_floor)
-            base = [(1.0 if mine else 0.3) for mine in own]
+            base = [counts * (1.0 if mine else 0.3) for mine in own]
             by_place = ref.decay(drafts, spec.decay_gamma)
             weight = [b * a for b, a in zip(base, left, strict=True)]
             if dpace:

@@ -1,5 +1,6 @@
 """Commands of one run, one after the other: what is refused, what goes on, what is left alone."""
 
+import json
 import re
 import threading
 import time
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.engine.training import run
-from outrider.engine.training.export import WEIGHTS
+from outrider.engine.training.export import CONFIG, WEIGHTS
 from outrider.engine.training.progress import Progress
 from outrider.engine.training.run import train_draft
 from outrider.engine_core.refusal import RefusedError
@@ -234,7 +235,8 @@ def test_a_block_draft_grows(
     }  # fmt: skip
     capsys.readouterr()
     made = load_file(train_draft(msgspec.structs.replace(spec, **large)).folder / WEIGHTS)
-    assert "without layer 1, the Markov and confidence heads" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"begun with {first}; new are layers.1, the Markov and confidence heads" in said
     before = load_file(first / WEIGHTS)
     for name, tensor in before.items():
         if not name.startswith(("markov_head", "confidence_head")):
@@ -246,6 +248,15 @@ def test_a_block_draft_grows(
     assert before["markov_head.markov_w2.weight"].abs().max() > 1e-3
     shrunk = {"initial_draft": str(tmp_path / "large"), "output": str(tmp_path / "small")}
     assert "has num_hidden_layers 2, this run 1" in refusal(spec, **shrunk)
+    # A folder that is not what its config.json says.
+    config = json.loads((tmp_path / "large" / CONFIG).read_bytes())
+    config |= {"num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}
+    (tmp_path / "large" / CONFIG).write_text(json.dumps(config))
+    grown = {**large, "initial_draft": str(tmp_path / "large"), "output": str(tmp_path / "lied")}
+    assert "has a tensor layers.1." in refusal(spec, **grown)
+    config |= {"markov_rank": None}
+    (tmp_path / "large" / CONFIG).write_text(json.dumps(config))
+    assert "has markov_rank None, this run 8" in refusal(spec, **grown)
 
 
 def test_a_draft_of_another_form_is_refused(spec: TrainSpec, tmp_path: Path) -> None:
