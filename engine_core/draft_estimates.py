@@ -65,9 +65,10 @@ class ChainEstimates:
     def __init__(self, max_slots: int, width: int, context: int, together: bool) -> None:
         self._policy = LengthPolicy(max_slots, width)
         self._together = together
-        self._chain = np.arange(width, dtype=np.int32)
+        # Chains of node numbers stand for drafts that the host does not know.
         shape = (max_slots, width)
-        self._chains = np.ascontiguousarray(np.broadcast_to(self._chain, shape))
+        chain = np.arange(width, dtype=np.int32)
+        self._chains = np.ascontiguousarray(np.broadcast_to(chain, shape))
         self._weights = np.ones(shape, dtype=np.float32)
         self._counts = np.full(max_slots, width, dtype=np.int32)
         self._contexts = np.full(max_slots, context, dtype=np.int32)
@@ -100,12 +101,7 @@ class ChainEstimates:
 
     def learn(self, slots: I32, caps: I32, held: I32) -> None:
         """See ``Estimates``."""
-        # Chains of node numbers stand for drafts that the host does not know: what held is a run
-        # of them, and a run that ended before the cap ends with a token that no node has.
-        lens = held + (held < caps)
-        runs = np.where(self._chain < held[:, None], self._chain, -1)
-        emitted = runs[self._chain < lens[:, None]]
-        self._policy.learn(slots, lens.astype(np.int32), np.ascontiguousarray(emitted))
+        self._policy.learn_held(slots, caps, held)
         self._offer(slots)
 
     def _offer(self, slots: I32) -> None:
