@@ -6,7 +6,7 @@ import torch
 
 from ...engine_core.ids import I32
 
-_RING = 4  # more blocks than steps that can be in flight
+RING = 4  # more blocks than steps that can be in flight
 
 
 class HostBlock(NamedTuple):
@@ -21,14 +21,14 @@ class PinnedRing:
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
-        self._blocks = [torch.empty(0, dtype=torch.int32) for _ in range(_RING)]
+        self._blocks = [torch.empty(0, dtype=torch.int32) for _ in range(RING)]
         # As they were last taken: most steps ask for what the one before asked for.
         self._taken = [HostBlock(block, block.numpy()) for block in self._blocks]
         self._next = 0
 
     def take(self, size: int) -> HostBlock:
         """int32[size], on the host."""
-        at, self._next = self._next, (self._next + 1) % _RING
+        at, self._next = self._next, (self._next + 1) % RING
         taken = self._taken[at]
         if taken.array.size == size:
             return taken

@@ -23,9 +23,9 @@ from .device_step import Choice, DeviceStep, Forwarded, StepMasks
 from .grammar_steps import GrammarSteps
 from .graphs import StepGraphs
 from .launched import Launched, Output, read_answer
-from .marks import Mark, new_mark
+from .marks import Mark, MarkRing
 from .packer import StepPacker, fill, prefill_of
-from .pinned_ring import PinnedRing
+from .pinned_ring import RING, PinnedRing
 from .rows_to_come import MaskWait, RowFetch, RowsToCome
 from .staging import field_lengths, split_device
 from .tier_shapes import exact_shape, exact_staging, tier_shape, tier_staging
@@ -98,6 +98,7 @@ class GpuStepRunner:
         self._device = device
         pinned = device.type == "cuda"
         self._inputs, self._outputs = PinnedRing(pinned), PinnedRing(pinned)
+        self._begins, self._ends = MarkRing(device, RING), MarkRing(device, RING)
         self.decode_steps = self.replays = self.prefill_steps = self.prefill_replays = 0
         self.gap_ns = self.mask_wait_ns = 0
         self._last_done: Mark | None = None
@@ -143,14 +144,14 @@ class GpuStepRunner:
             self._processors.enter(plan)
         packed = self._packer.pack(plan, drafts)
         features = self._features(packed)
-        began = new_mark(self._device)
+        began = self._begins.take()
         pieces = self._step.state.scores.take(plan)
         started = None if pieces else self._replay(plan, packed, features, began)
         self._count(packed, started is not None)
         if started is None:
             started = self._run(plan, packed, features, began, pieces)
         output, verified = started.output, self._verified(plan, packed)
-        host, done = self._outputs.take(output.out.numel()), new_mark(self._device)
+        host, done = self._outputs.take(output.out.numel()), self._ends.take()
         launched = Launched(
             plan, packed, host.array, output.rows, output.width, output.gap, began, done, (), (),
             wait_ns, packed.tokens if verified is None else verified, illegal, forced,
