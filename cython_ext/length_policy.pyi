@@ -90,6 +90,9 @@ class LengthPolicy:
     ) -> int:
         """Write what the latest select kept: `counts` [R], flat tokens and row-local parents."""
 
+    def kept_of(self, rows: int) -> NDArray[np.int32]:
+        """Nodes of each of the rows [R] that the latest `select` was asked about and kept."""
+
     def offered(self, slots: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
         """Write the nodes of the slots' latest trees; -1 for one that was never offered any."""
 

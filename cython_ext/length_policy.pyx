@@ -442,6 +442,16 @@ cdef class LengthPolicy:
                         total += 1
         return total
 
+    def kept_of(self, Py_ssize_t rows):
+        cdef Py_ssize_t r
+        if not 0 <= rows <= self.slots:
+            raise ValueError(f"rows: {rows}, but there are {self.slots} slots")
+        out = np.empty(rows, np.int32)
+        cdef int[::1] counts = out
+        for r in range(rows):
+            counts[r] = self.kept[r]
+        return out
+
     def offered(self, const int[::1] slots not None, int[::1] counts not None):
         cdef Py_ssize_t r
         check_rows(self, slots, counts.shape[0], "counts")

@@ -89,7 +89,8 @@ class DeviceLengths:
         chosen, gain = self._estimates.choose(
             slots, caps, batch_tokens, self.times.table, self._extra(len(slots)), self._margin
         )
-        reasons[(caps > 0) & (chosen == 0)] = NOT_PROFITABLE
+        if not chosen.all():
+            reasons[(caps > 0) & (chosen == 0)] = NOT_PROFITABLE
         return StepLengths(False, chosen, reasons, gain)
 
     def settle(self, lengths: StepLengths, slots: I32, room: I32, batch_tokens: int) -> StepLengths:

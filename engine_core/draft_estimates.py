@@ -87,14 +87,11 @@ class ChainEstimates:
         self, slots: I32, caps: I32, batch_tokens: int, times: F64, extra: float, margin: float
     ) -> Choice:
         """See ``Estimates``."""
-        kept, _, gain = self._policy.select(
-            slots, caps, batch_tokens, len(slots), times, 0.0, extra, False
-        )
-        counts = np.zeros(len(slots), dtype=np.int32)
+        rows = len(slots)
+        _, _, gain = self._policy.select(slots, caps, batch_tokens, rows, times, 0.0, extra, False)
         if gain <= margin:
-            return Choice(counts, 1.0)
-        nodes = np.empty((2, kept), dtype=np.int32)
-        self._policy.write(slots, counts, nodes[0], nodes[1])
+            return Choice(np.zeros(rows, dtype=np.int32), 1.0)
+        counts = self._policy.kept_of(rows)
         if self._together:
             np.maximum(counts, np.minimum(caps, 1), out=counts)
         return Choice(counts, gain)

@@ -135,6 +135,7 @@ def test_the_choice_is_the_best_one_and_closed_under_parents() -> None:
         tokens, parents = np.zeros(kept, I32), np.zeros(kept, I32)
         assert policy.write(slots_array, counts, tokens, parents) == kept == counts.sum()
         assert (counts <= caps).all()
+        assert policy.kept_of(rows).tolist() == counts.tolist()
         at, total = 0, 0.0
         for r, slot in enumerate(slots):
             row_tokens = tokens[at : at + counts[r]].tolist()
