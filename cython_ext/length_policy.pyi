@@ -3,6 +3,13 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+def row_caps(
+    room: NDArray[np.int32], width: int, refused: int, full: int
+) -> tuple[NDArray[np.int32], NDArray[np.uint8], int]:
+    """Draft caps [V] of rows with `room` [V] for drafts, at most `width`; why a row has none, uint8
+    [V]: `refused` where its room is below 0, else `full` (0 for the others); how many have some.
+    """
+
 @final
 class LengthPolicy:
     """Acceptance of draft trees, learned per slot and over all, and the choice of nodes to verify.
@@ -40,6 +47,17 @@ class LengthPolicy:
     ) -> None:
         """Compare the offered trees with what the target emitted (`lens` [R] tokens a row)."""
 
+    def learn_held(
+        self,
+        slots: NDArray[np.int32],
+        caps: NDArray[np.int32],
+        held: NDArray[np.int32],
+    ) -> None:
+        """Learn that of the first `caps` [R] nodes of the offered chains `held` [R] were emitted.
+
+        Nothing where the cap is 0 or no chain was offered since the slot's last `learn`.
+        """
+
     def select(
         self,
         slots: NDArray[np.int32],
@@ -71,6 +89,9 @@ class LengthPolicy:
         parents: NDArray[np.int32],
     ) -> int:
         """Write what the latest select kept: `counts` [R], flat tokens and row-local parents."""
+
+    def kept_of(self, rows: int) -> NDArray[np.int32]:
+        """Nodes of each of the rows [R] that the latest `select` was asked about and kept."""
 
     def offered(self, slots: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
         """Write the nodes of the slots' latest trees; -1 for one that was never offered any."""

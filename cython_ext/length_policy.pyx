@@ -5,6 +5,8 @@ from cython cimport final
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
+import numpy as np
+
 cdef double PRIOR_TRIES = 6.0       # weight of a cell's prior, in observations
 cdef double MAX_TRIES = 800.0       # a cell halves its counts here, so that it follows the traffic
 cdef double SLOT_PRIOR = 5.0        # weight of "this request is like the others", in levels
@@ -38,6 +40,21 @@ cdef inline double share_middle(int bucket) noexcept nogil:
     if bucket == 1:
         return 0.45
     return 0.8 if bucket == 2 else 1.0
+
+
+def row_caps(const int[::1] room not None, int width, int refused, int full):
+    cdef Py_ssize_t r, rows = room.shape[0], drafting = 0
+    caps_out, reasons_out = np.empty(rows, np.int32), np.empty(rows, np.uint8)
+    cdef int[::1] caps = caps_out
+    cdef unsigned char[::1] reasons = reasons_out
+    for r in range(rows):
+        caps[r] = max(0, min(room[r], width))
+        reasons[r] = 0
+        if caps[r]:
+            drafting += 1
+        else:
+            reasons[r] = <unsigned char>(refused if room[r] < 0 else full)
+    return caps_out, reasons_out, drafting
 
 
 cdef int check_rows(
@@ -246,6 +263,33 @@ cdef class LengthPolicy:
                         self.states[slots[r]].fresh = False
                     offset += lens[r]
 
+    def learn_held(
+        self, const int[::1] slots not None, const int[::1] caps not None,
+        const int[::1] held not None,
+    ):
+        cdef Py_ssize_t r, base
+        cdef int i, length
+        cdef int[MAX_WIDTH + 1] run
+        check_rows(self, slots, caps.shape[0], "caps")
+        check_rows(self, slots, held.shape[0], "held")
+        for r in range(slots.shape[0]):
+            if not 0 <= held[r] <= caps[r] <= self.width:
+                raise ValueError(
+                    f"held: {held[r]} of {caps[r]} drafts in row {r}, at most {self.width}"
+                )
+        for r in range(slots.shape[0]):
+            base = <Py_ssize_t>slots[r] * self.width
+            if not self.states[slots[r]].fresh or not caps[r]:
+                continue
+            length = held[r]
+            for i in range(length):
+                run[i] = self.tokens[base + i]
+            if length < caps[r]:
+                run[length] = -1  # which no node has
+                length += 1
+            self.learn_row(slots[r], run, length)
+            self.states[slots[r]].fresh = False
+
     cdef int gather(
         self, const int[::1] slots, const int[::1] caps, bint fresh_only
     ) noexcept nogil:
@@ -397,6 +441,16 @@ cdef class LengthPolicy:
                         parents[total] = index[self.parents[base + i]]
                         total += 1
         return total
+
+    def kept_of(self, Py_ssize_t rows):
+        cdef Py_ssize_t r
+        if not 0 <= rows <= self.slots:
+            raise ValueError(f"rows: {rows}, but there are {self.slots} slots")
+        out = np.empty(rows, np.int32)
+        cdef int[::1] counts = out
+        for r in range(rows):
+            counts[r] = self.kept[r]
+        return out
 
     def offered(self, const int[::1] slots not None, int[::1] counts not None):
         cdef Py_ssize_t r

@@ -73,6 +73,10 @@ def check_result(
 ) -> None:
     """Raise ValueError saying what a step's result breaks of its contract (see StepResult)."""
 
+def note_unmatched(proposed: bytes, reasons: NDArray[np.uint8], rows: int, code: int) -> None:
+    """Give those of the first ``rows`` rows that have no reason yet and no drafts (``proposed``
+    int32[R]) the reason ``code``; ``reasons`` uint8[R]."""
+
 @final
 class RequestTable:
     """What planning and commit touch for every row of every step."""

@@ -109,6 +109,22 @@ def check_result(
             raise ValueError(f"token {token[i]} is outside the vocabulary")
 
 
+def note_unmatched(
+    bytes proposed not None, uint8_t[::1] reasons not None, Py_ssize_t rows, uint8_t code
+):
+    """Give those of the first `rows` rows that have no reason yet and no drafts the reason `code`.
+
+    `proposed` int32 [R] and `reasons` [R].
+    """
+    cdef Py_ssize_t row
+    cdef const int32_t *drafts = int32_data(proposed)
+    if not 0 <= rows <= min(int32_count(proposed, "proposed"), reasons.shape[0]):
+        raise ValueError(f"{rows} rows, proposed and reasons have fewer")
+    for row in range(rows):
+        if drafts[row] == 0 and reasons[row] == 0:
+            reasons[row] = code
+
+
 @cython.final
 cdef class _Ints:
     """Growing int32 buffer whose memory is kept from step to step."""

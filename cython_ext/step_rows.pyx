@@ -29,16 +29,16 @@ cdef bint fail(
 
 
 cdef bint take_chunk(
-    RowReport *report, Taken *taken, Py_ssize_t row, int32_t length, const int32_t[::1] tokens,
+    RowReport *report, Taken *taken, Py_ssize_t row, int32_t length, const PlanRows *plan,
     int32_t vocab, int64_t *ids, int32_t *parents,
 ) noexcept nogil:
     cdef int32_t i, token
     if length < 1:
         return fail(report, RowFault.LENGTH, row, length, 1)
-    if taken.prompt + length > tokens.shape[0]:
-        return fail(report, RowFault.TOKENS, row, taken.prompt + length, tokens.shape[0])
+    if taken.prompt + length > plan.num_tokens:
+        return fail(report, RowFault.TOKENS, row, taken.prompt + length, plan.num_tokens)
     for i in range(length):
-        token = tokens[taken.prompt + i]
+        token = plan.tokens[taken.prompt + i]
         if token < 0 or token >= vocab:
             return fail(report, RowFault.VOCABULARY, row, token, vocab)
         ids[i] = token
@@ -70,6 +70,86 @@ cdef bint take_tree(
             taken.branches = True
     taken.drafts += count
     return True
+
+
+cdef void leave_room(int32_t count, int64_t *ids, int32_t *parents) noexcept nogil:
+    """Padding behind a verify row's first token, for drafts that the device makes."""
+    cdef int32_t i
+    for i in range(1, count + 1):
+        ids[i] = 0
+        parents[i] = -1
+
+
+cdef bint lay_rows(
+    RowReport *report, Taken *taken, const PlanRows *plan, const SlotStates *states,
+    int32_t vocab, LaidRows *out,
+) noexcept nogil:
+    cdef Py_ssize_t row
+    cdef int32_t length, count, room, slot, width, i
+    cdef bint ok = True
+    taken.tokens = taken.nodes = taken.prompt = taken.drafts = 0
+    taken.branches = False
+    out.node_cu[0] = 0
+    for row in range(plan.rows):
+        slot = plan.slots[row]
+        if slot < 0 or slot >= states.slots:
+            return fail(report, RowFault.SLOT, row, slot, states.slots)
+        room = 0 if plan.room is NULL else plan.room[row]
+        count = room if plan.counts is NULL or room else plan.counts[row]
+        out.depths[row] = 0
+        if plan.kinds[row] == VERIFY:
+            if plan.q_caps[row] < 1:
+                return fail(report, RowFault.LENGTH, row, plan.q_caps[row], 1)
+            width = min(plan.q_caps[row] - 1, <int32_t>MAX_DRAFTS)
+            if count < 0 or count > width:
+                return fail(report, RowFault.COUNT, row, count, width)
+            if not room and taken.drafts + count > plan.num_drafts:
+                return fail(report, RowFault.DRAFTS, row, taken.drafts + count, plan.num_drafts)
+            out.starts[row] = 0 if states.lengths is NULL else states.lengths[slot]
+            out.ids[taken.tokens] = 0 if states.last is NULL else states.last[slot]
+            out.parents[taken.tokens] = -1
+            length = width = count + 1
+            if room:
+                leave_room(count, out.ids + taken.tokens, out.parents + taken.tokens)
+            elif count:
+                ok = take_tree(
+                    report, taken, row, count, plan.draft_tokens + taken.drafts,
+                    plan.draft_parents + taken.drafts, vocab, out.ids + taken.tokens,
+                    out.parents + taken.tokens, out.depths + row,
+                )
+        elif plan.kinds[row] <= PREFILL_LAST:
+            if count:
+                return fail(report, RowFault.COUNT, row, count, 0)
+            out.starts[row] = plan.starts[row]
+            length = plan.q_caps[row]
+            width = plan.kinds[row]
+            ok = take_chunk(
+                report, taken, row, length, plan, vocab, out.ids + taken.tokens,
+                out.parents + taken.tokens,
+            )
+        else:
+            return fail(report, RowFault.KIND, row, plan.kinds[row], VERIFY)
+        if not ok:
+            return False
+        out.q_lens[row] = length
+        taken.tokens += length
+        for i in range(width):
+            out.index[taken.nodes + i] = taken.tokens - width + i
+        taken.nodes += width
+        out.node_cu[row + 1] = <int32_t>taken.nodes
+    return True
+
+
+cdef int refuse(bint laid, RowReport *report, Taken *taken, const PlanRows *plan) except -1:
+    """Raise ValueError for rows that could not be laid, and for what they left over."""
+    if not laid:
+        explain(report)
+    if taken.prompt != plan.num_tokens or taken.drafts != plan.num_drafts:
+        raise ValueError(
+            f"the rows take {taken.prompt} prompt tokens and {taken.drafts} drafts, "
+            f"{plan.num_tokens} and {plan.num_drafts} were given"
+        )
+    return 0
 
 
 cdef int explain(RowReport *report) except -1:
@@ -138,15 +218,14 @@ def resolve_rows(
 
     Raises ValueError naming the row. The outputs are undefined after an error.
     """
-    cdef Py_ssize_t row, rows = slots.shape[0]
+    cdef Py_ssize_t rows = slots.shape[0]
     cdef Py_ssize_t drafts = 0 if draft_tokens is None else draft_tokens.shape[0]
     cdef Py_ssize_t capacity = rows + tokens.shape[0] + drafts
-    cdef int32_t length, count, i, width
-    cdef const int32_t *draft_ptr = NULL
-    cdef const int32_t *tree_ptr = NULL
     cdef RowReport report
     cdef Taken taken
-    cdef bint ok = True
+    cdef PlanRows plan
+    cdef SlotStates states
+    cdef LaidRows out
     need("kinds", kinds.shape[0], rows)
     need("q_caps", q_caps.shape[0], rows)
     need("starts", starts.shape[0], rows)
@@ -158,72 +237,24 @@ def resolve_rows(
     need("input_ids_out", input_ids_out.shape[0], capacity)
     need("parents_out", parents_out.shape[0], capacity)
     need("logits_index_out", logits_index_out.shape[0], capacity)
+    plan.counts = plan.room = plan.draft_tokens = plan.draft_parents = NULL
     if counts is not None:
         if draft_tokens is None or draft_parents is None:
             raise ValueError("counts came without draft_tokens and draft_parents")
         need("counts", counts.shape[0], rows)
         need("draft_parents", draft_parents.shape[0], drafts)
-        if drafts:
-            draft_ptr = &draft_tokens[0]
-            tree_ptr = &draft_parents[0]
-    taken.tokens = taken.nodes = taken.prompt = taken.drafts = 0
-    taken.branches = False
-    node_cu_out[0] = 0
-    for row in range(rows):
-        if slots[row] < 0 or slots[row] >= seq_lens.shape[0]:
-            ok = fail(&report, RowFault.SLOT, row, slots[row], seq_lens.shape[0])
-            break
-        count = 0 if counts is None else counts[row]
-        depths_out[row] = 0
-        if kinds[row] == VERIFY:
-            if q_caps[row] < 1:
-                ok = fail(&report, RowFault.LENGTH, row, q_caps[row], 1)
-                break
-            if count < 0 or count > min(q_caps[row] - 1, <int32_t>MAX_DRAFTS):
-                ok = fail(
-                    &report, RowFault.COUNT, row, count,
-                    min(q_caps[row] - 1, <int32_t>MAX_DRAFTS),
-                )
-                break
-            if taken.drafts + count > drafts:
-                ok = fail(&report, RowFault.DRAFTS, row, taken.drafts + count, drafts)
-                break
-            starts_out[row] = seq_lens[slots[row]]
-            length = width = count + 1
-            input_ids_out[taken.tokens] = last_tokens[slots[row]]
-            parents_out[taken.tokens] = -1
-            if count:
-                ok = take_tree(
-                    &report, &taken, row, count, draft_ptr + taken.drafts,
-                    tree_ptr + taken.drafts, vocab_size, &input_ids_out[taken.tokens],
-                    &parents_out[taken.tokens], &depths_out[row],
-                )
-        elif kinds[row] <= PREFILL_LAST:
-            if count:
-                ok = fail(&report, RowFault.COUNT, row, count, 0)
-                break
-            starts_out[row] = starts[row]
-            length = q_caps[row]
-            width = kinds[row]
-            ok = take_chunk(
-                &report, &taken, row, length, tokens, vocab_size,
-                &input_ids_out[taken.tokens], &parents_out[taken.tokens],
-            )
-        else:
-            ok = fail(&report, RowFault.KIND, row, kinds[row], VERIFY)
-        if not ok:
-            break
-        q_lens_out[row] = length
-        taken.tokens += length
-        for i in range(width):
-            logits_index_out[taken.nodes + i] = taken.tokens - width + i
-        taken.nodes += width
-        node_cu_out[row + 1] = <int32_t>taken.nodes
-    if not ok:
-        explain(&report)
-    if taken.prompt != tokens.shape[0] or taken.drafts != drafts:
-        raise ValueError(
-            f"the rows take {taken.prompt} prompt tokens and {taken.drafts} drafts, "
-            f"{tokens.shape[0]} and {drafts} were given"
-        )
+        plan.counts = &counts[0]
+        plan.draft_tokens = &draft_tokens[0]
+        plan.draft_parents = &draft_parents[0]
+    plan.rows, plan.num_tokens, plan.num_drafts = rows, tokens.shape[0], drafts
+    plan.slots, plan.kinds, plan.q_caps = &slots[0], &kinds[0], &q_caps[0]
+    plan.starts, plan.tokens = &starts[0], &tokens[0]
+    states.slots = seq_lens.shape[0]
+    states.lengths, states.last = &seq_lens[0], &last_tokens[0]
+    out.starts, out.q_lens, out.depths = &starts_out[0], &q_lens_out[0], &depths_out[0]
+    out.ids, out.parents = &input_ids_out[0], &parents_out[0]
+    out.node_cu, out.index = &node_cu_out[0], &logits_index_out[0]
+    refuse(
+        lay_rows(&report, &taken, &plan, &states, vocab_size, &out), &report, &taken, &plan
+    )
     return taken.tokens, taken.nodes, bool(taken.branches)

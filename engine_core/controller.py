@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple, final
 
 import numpy as np
 
-from ..cython_ext.length_policy import LengthPolicy
+from ..cython_ext.length_policy import LengthPolicy, row_caps
 from .ids import F32, I32, U8
 from .plan import StepResult
 from .step_times import StepTimes
@@ -73,16 +73,19 @@ class StepLengths(NamedTuple):
     gain: float = 1.0
 
 
-def blocked_reasons(room: I32, caps: I32) -> U8:
-    """uint8[V]: why rows may not draft at all, by their ``room`` (see ``plan``); 0 where they may.
-
-    ``caps`` int32[V] is 0 for just these.
+class RowCaps(NamedTuple):
+    """Draft caps of rows by their room alone, int32[V], why rows may not draft at all, uint8[V] (0
+    where they may), and how many may.
     """
-    reasons = np.zeros(len(caps), dtype=np.uint8)
-    blocked = caps == 0
-    if blocked.any():
-        reasons[blocked] = np.where(room[blocked] < 0, OFF_BY_REQUEST, NO_ROOM)
-    return reasons
+
+    caps: I32
+    reasons: U8
+    drafting: int
+
+
+def caps_by_room(room: I32, width: int) -> RowCaps:
+    """Caps of rows that may have up to ``width`` drafts, by their ``room`` (see ``plan``)."""
+    return RowCaps(*row_caps(room, width, OFF_BY_REQUEST, NO_ROOM))
 
 
 class BoundDrafts(NamedTuple):
@@ -129,17 +132,15 @@ class LengthController:
         cap, -1 where the request switched drafting off. ``batch_tokens``: the step's query
         tokens without any draft (V and the prefill tokens).
         """
-        caps = np.minimum(np.maximum(room, 0), self._width)
-        reasons = blocked_reasons(room, caps)
-        blocked = caps == 0
+        caps, reasons, drafting = caps_by_room(room, self._width)
         if self._fixed:
-            return StepLengths(not bool(blocked.all()), caps, reasons)
+            return StepLengths(drafting > 0, caps, reasons)
         _, _, gain = self._policy.select(
             slots, caps, batch_tokens, len(slots), self.times.table, 0.0, self.late_seconds, False
         )
         if gain > PLAN_MARGIN:
             return StepLengths(True, caps, reasons, gain)
-        reasons[~blocked] = self._plain_reasons(slots)[~blocked]
+        reasons = np.where(caps > 0, self._plain_reasons(slots), reasons)
         return StepLengths(False, np.zeros_like(caps), reasons)
 
     def offer(

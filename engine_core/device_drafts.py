@@ -36,17 +36,23 @@ class DeviceDrafts:
         rows = plan.verify_rows
         caps = self._bound if plan.late_bound else device_caps(plan)
         drafted = bool(caps.any())
-        if result.forced and len(caps):  # a grammar's say nothing of the drafter's own
-            caps = np.where(i32(result.forced) > 0, 0, caps).astype(np.int32)
-        watched = caps
-        if plan.budget >= 0:
-            watched = np.minimum(caps, i32(result.proposed))  # what was left out tells nothing
-        elif plan.accept_caps:
-            watched = np.zeros_like(caps)
-            watched[:rows] = np.where(caps[:rows] > 0, i32(plan.accept_caps), 0)
         if self._alone and rows == plan.num_rows and (drafted or not result.forced):
             # Prefill rows make a step another thing: on a GPU its kernels are launched one by one.
             # Forced drafts alone do so too: the drafter may have run beside them, for nobody.
             self._lengths.observe(result, rows if drafted else 0)
-        if len(caps):
+        if drafted and self._lengths.learns:
+            watched = _watched(caps, plan, result)
             self._lengths.learn(i32(plan.slots), watched, i32(result.accept_lens))
+
+
+def _watched(caps: I32, plan: StepPlan, result: StepResult) -> I32:
+    """int32[R]: of drafts of up to ``caps`` int32[R], those whose fate says something."""
+    if result.forced:  # a grammar's say nothing of the drafter's own
+        caps = np.where(i32(result.forced) > 0, 0, caps).astype(np.int32)
+    if plan.budget >= 0:
+        return np.minimum(caps, i32(result.proposed))  # what was left out tells nothing
+    if not plan.accept_caps:
+        return caps
+    watched, rows = np.zeros_like(caps), plan.verify_rows
+    watched[:rows] = np.where(caps[:rows] > 0, i32(plan.accept_caps), 0)
+    return watched

@@ -13,7 +13,7 @@ from typing import Literal, final
 
 import numpy as np
 
-from .controller import NOT_PROFITABLE, TIMED_PLAIN, StepLengths, blocked_reasons
+from .controller import NOT_PROFITABLE, TIMED_PLAIN, StepLengths, caps_by_room
 from .draft_estimates import (
     MATCH_CONTEXT,
     MODEL_CONTEXT,
@@ -68,6 +68,11 @@ class DeviceLengths:
         self._with = 0  # steps of decoding alone that drafted since one did not
         self._probes = 0
 
+    @property
+    def learns(self) -> bool:
+        """Whether ``learn`` has any use."""
+        return not self._fixed
+
     def start(self, slot: int) -> None:
         """A new request enters the slot."""
         self._estimates.start(slot)
@@ -78,24 +83,26 @@ class DeviceLengths:
 
     def weigh(self, slots: I32, room: I32, batch_tokens: int) -> StepLengths:
         """What estimates say of a step, which may not come to be: nothing is counted."""
-        caps = self._caps(room)
-        reasons = blocked_reasons(room, caps)
-        if self._fixed or not caps.any():
+        caps, reasons, drafting = caps_by_room(room, self._width)
+        if self._fixed or not drafting:
             return StepLengths(False, caps, reasons)
         chosen, gain = self._estimates.choose(
             slots, caps, batch_tokens, self.times.table, self._extra(len(slots)), self._margin
         )
-        reasons[(caps > 0) & (chosen == 0)] = NOT_PROFITABLE
+        if not chosen.all():
+            reasons[(caps > 0) & (chosen == 0)] = NOT_PROFITABLE
         return StepLengths(False, chosen, reasons, gain)
 
     def settle(self, lengths: StepLengths, slots: I32, room: I32, batch_tokens: int) -> StepLengths:
         """The lengths of a step that comes to be: ``weigh``'s, or a probe's when one is due."""
+        if self._fixed:
+            return lengths
         if lengths.caps.any():
             self._without = 0
             return self._or_plain(lengths, batch_tokens)
         self._with = 0
-        caps = self._caps(room)
-        if not caps.any():
+        caps, reasons, drafting = caps_by_room(room, self._width)
+        if not drafting:
             return lengths
         self._without += 1
         if self.drafting is not None and self._without % PROBE_EVERY == 0:
@@ -104,7 +111,7 @@ class DeviceLengths:
             return lengths
         self._without = 0
         self._probes += 1
-        return StepLengths(False, caps, blocked_reasons(room, caps))
+        return StepLengths(False, caps, reasons)
 
     def observe(self, result: StepResult, drafting_rows: int) -> None:
         """Learn times from a result, of a step in which so many rows could draft."""
@@ -124,14 +131,13 @@ class DeviceLengths:
 
         All int32[R]; rows with a cap of 0 teach nothing.
         """
-        rows = np.flatnonzero(caps)
-        if self._fixed or not len(rows):
+        if not self.learns:
             return
-        held = np.maximum(accept_lens[rows] - 1, 0).astype(np.int32)
-        self._estimates.learn(slots[rows], caps[rows], held)
-
-    def _caps(self, room: I32) -> I32:
-        return np.minimum(np.maximum(room, 0), self._width)
+        rows = np.flatnonzero(caps)
+        if len(rows) < len(caps):
+            slots, caps, accept_lens = slots[rows], caps[rows], accept_lens[rows]
+        if len(rows):
+            self._estimates.learn(slots, caps, np.maximum(accept_lens - 1, 0))
 
     def _extra(self, rows: int) -> float:
         return 0.0 if self.drafting is None else self.drafting.seconds(rows)
@@ -139,7 +145,7 @@ class DeviceLengths:
     def _or_plain(self, lengths: StepLengths, batch_tokens: int) -> StepLengths:
         """A step without drafts instead, where the time of such steps was not seen for long."""
         caps = lengths.caps
-        if self._fixed or self.drafting is None or batch_tokens != len(caps):
+        if self.drafting is None or batch_tokens != len(caps):
             return lengths
         self._with += 1
         if self._with < max(PROBE_EVERY, (1.0 - 1.0 / lengths.gain) / _PLAIN_SHARE):

@@ -7,7 +7,9 @@ from .plan import HostDrafts, StepPlan
 def draft_room(plan: StepPlan) -> I32:
     """int32[R]: most drafts of each row, whoever makes them."""
     room: I32 = i32(plan.q_caps) - 1
-    room[plan.verify_rows :] = 0
+    rows = plan.verify_rows
+    if rows < len(room):
+        room[rows:] = 0
     return room
 
 

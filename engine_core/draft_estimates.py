@@ -65,9 +65,10 @@ class ChainEstimates:
     def __init__(self, max_slots: int, width: int, context: int, together: bool) -> None:
         self._policy = LengthPolicy(max_slots, width)
         self._together = together
-        self._chain = np.arange(width, dtype=np.int32)
+        # Chains of node numbers stand for drafts that the host does not know.
         shape = (max_slots, width)
-        self._chains = np.ascontiguousarray(np.broadcast_to(self._chain, shape))
+        chain = np.arange(width, dtype=np.int32)
+        self._chains = np.ascontiguousarray(np.broadcast_to(chain, shape))
         self._weights = np.ones(shape, dtype=np.float32)
         self._counts = np.full(max_slots, width, dtype=np.int32)
         self._contexts = np.full(max_slots, context, dtype=np.int32)
@@ -86,26 +87,18 @@ class ChainEstimates:
         self, slots: I32, caps: I32, batch_tokens: int, times: F64, extra: float, margin: float
     ) -> Choice:
         """See ``Estimates``."""
-        kept, _, gain = self._policy.select(
-            slots, caps, batch_tokens, len(slots), times, 0.0, extra, False
-        )
-        counts = np.zeros(len(slots), dtype=np.int32)
+        rows = len(slots)
+        _, _, gain = self._policy.select(slots, caps, batch_tokens, rows, times, 0.0, extra, False)
         if gain <= margin:
-            return Choice(counts, 1.0)
-        nodes = np.empty((2, kept), dtype=np.int32)
-        self._policy.write(slots, counts, nodes[0], nodes[1])
+            return Choice(np.zeros(rows, dtype=np.int32), 1.0)
+        counts = self._policy.kept_of(rows)
         if self._together:
             np.maximum(counts, np.minimum(caps, 1), out=counts)
         return Choice(counts, gain)
 
     def learn(self, slots: I32, caps: I32, held: I32) -> None:
         """See ``Estimates``."""
-        # Chains of node numbers stand for drafts that the host does not know: what held is a run
-        # of them, and a run that ended before the cap ends with a token that no node has.
-        lens = held + (held < caps)
-        runs = np.where(self._chain < held[:, None], self._chain, -1)
-        emitted = runs[self._chain < lens[:, None]]
-        self._policy.learn(slots, lens.astype(np.int32), np.ascontiguousarray(emitted))
+        self._policy.learn_held(slots, caps, held)
         self._offer(slots)
 
     def _offer(self, slots: I32) -> None:

@@ -8,7 +8,7 @@ from .config import CoreConfig
 from .controller import BoundDrafts
 from .counters import Counters
 from .host_drafter import HostDrafter
-from .ids import F32, I32, RowKind, u8
+from .ids import F32, I32, RowKind, i32, u8
 from .plan import HostDrafts, StepPlan, StepResult
 from .running_batch import RunningBatch
 from .scheduler import Committed
@@ -83,13 +83,15 @@ class LateDrafts:
 
     def committed(self, result: StepResult, committed: Committed) -> None:
         """Take a step's tokens."""
-        self._policy.learn(committed.slots, committed.counts, committed.tokens)
+        slots, counts = i32(committed.slots), i32(committed.counts)
+        tokens = i32(committed.tokens)
+        self._policy.learn(slots, counts, tokens)
         verifies = u8(committed.plan.kinds) == RowKind.VERIFY
         self._policy.observe(result, bool(verifies.all()))
-        if len(committed.slots):
-            cu = np.zeros(len(committed.slots) + 1, dtype=np.int32)
-            np.cumsum(committed.counts, out=cu[1:])
-            self._drafter.extend(committed.slots, cu, committed.tokens)
+        if len(slots):
+            cu = np.zeros(len(slots) + 1, dtype=np.int32)
+            np.cumsum(counts, out=cu[1:])
+            self._drafter.extend(slots, cu, tokens)
         self._close_freed()
 
     def bind(self, flight: Flight) -> HostDrafts:

@@ -14,7 +14,7 @@ from .commit import LENGTH, Progress, commit_row, kept_drafts
 from .config import CoreConfig
 from .counters import Counters
 from .fast_rows import WEAK_REASONS, has_weak, move_counts, note_reason
-from .ids import I32, U8, RequestId, RowKind, i32
+from .ids import U8, RequestId, RowKind, i32
 from .intake import derive_seed, refuse_request, request_cap
 from .messages import FinishReason, GenerateRequest, RequestOutput
 from .outputs import finish_output, progress_output
@@ -36,14 +36,14 @@ QUEUE_FULL = "the queue is full ({limit} requests wait); try again later"
 
 
 class Committed(NamedTuple):
-    """What requests kept of one step: slots int32[M], counts int32[M], tokens int32 joined.
+    """What requests kept of one step: bytes of slots and counts int32[M], and tokens int32, joined.
 
     News for clients is due from all rows of the plan but ``slow_rows``, and from ``touched``.
     """
 
-    slots: I32
-    counts: I32
-    tokens: I32
+    slots: bytes
+    counts: bytes
+    tokens: bytes
     plan: StepPlan
     slow_rows: list[int]
     touched: list[Request]
@@ -267,18 +267,22 @@ class Scheduler:
             self.counters.drafted_per_pos,
         )
         self.counters.count_fast(fast)
-        slots = i32(plan.slots)
         if not fast.slow_rows:
-            counts, tokens = i32(result.accept_lens), i32(result.tokens)
-            return Committed(slots, counts, tokens, plan, [], [])
+            return Committed(plan.slots, result.accept_lens, result.tokens, plan, [], [])
         rows = slow_rows(result)
         counts = rows.accept_lens.copy()
         touched: list[Request] = []
         for row in fast.slow_rows:
             counts[row] = self._apply_slow(flight, rows, row, touched)
         kept = counts > 0
-        tokens = kept_tokens(rows, counts)
-        return Committed(slots[kept], counts[kept], tokens, plan, fast.slow_rows, touched)
+        return Committed(
+            flight.slots[kept].tobytes(),
+            counts[kept].tobytes(),
+            kept_tokens(rows, counts).tobytes(),
+            plan,
+            fast.slow_rows,
+            touched,
+        )
 
     def _strong_reasons(self, flight: Flight) -> U8:
         """The rows' reasons for the table, after noting the weak ones, which it leaves out."""

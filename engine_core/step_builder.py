@@ -1,8 +1,8 @@
 """Collects the rows of one step and makes its plan."""
 
-from dataclasses import dataclass
 from typing import final
 
+import msgspec
 import numpy as np
 
 from ..cython_ext.request_table import DecodeRows
@@ -17,8 +17,7 @@ _NO_DECODE = DecodeRows(b"", b"", b"", b"", b"", 0)
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(msgspec.Struct, frozen=True):
     """A planned step until its result is in. ``reasons`` uint8[R]: why a row has no drafts.
 
     ``base_tokens``: query tokens without any draft. ``verify_rows`` of the rows verify; they come

@@ -66,6 +66,7 @@ class StepPlanner:
         self._use_priority = config.engine.enable_priority_scheduling
         self._retraction = Retraction(self._cache, batch, admission, counters, self._use_priority)
         self._reasons = np.zeros(config.worker.max_slots, dtype=np.uint8)
+        self._plain_caps = np.ones(config.worker.max_slots, dtype=np.int32)
         self._verify = verify
         # Without confidence, rows are verified in full and accept what the length policy says.
         self._caps_accepts = config.ragged.mode == "cap-accept" and verify is None
@@ -89,8 +90,7 @@ class StepPlanner:
         if self._counters.retractions == retractions:
             self._admit(builder)
         self._plan_verify(builder)
-        slots = builder.slots
-        if windows is not None and len(slots):
+        if windows is not None and len(slots := builder.slots):
             builder.window = windows.changes(slots)
         return builder.build()
 
@@ -135,7 +135,7 @@ class StepPlanner:
         """
         mine = self._to_force(slots, room)
         if self._policy is None:
-            caps = np.ones(len(slots), dtype=np.int32)
+            caps = self._plain_caps[: len(slots)]
             return False, caps if mine is None else _at_least(caps, mine, room + 1), False
         lengths = self._policy.plan(slots, room, len(slots) + self._prefill_ahead())
         self._reasons[slots] = lengths.reasons

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..cython_ext.request_table import check_result
+from ..cython_ext import request_table as table
 from .controller import NO_MATCH, OVER_BUDGET
 from .ids import I32, i32
 from .plan import RowError, StepResult, TokenLogprobs
@@ -20,7 +20,7 @@ def read_result(flight: Flight, result: StepResult, vocab_size: int) -> None:
     if result.step != plan.step:
         raise WorkerFailed(f"result of step {result.step} where step {plan.step} was due")
     try:
-        check_result(
+        table.check_result(
             plan.kinds,
             plan.q_caps,
             result.accept_lens,
@@ -37,9 +37,8 @@ def read_result(flight: Flight, result: StepResult, vocab_size: int) -> None:
 def note_unmatched(flight: Flight, result: StepResult) -> None:
     """Say of verify rows that could have had drafts and got none that nothing matched, or that the
     step's budget left nothing."""
-    rows = flight.verify_rows
-    unmatched = (i32(result.proposed)[:rows] == 0) & (flight.reasons[:rows] == 0)
-    flight.reasons[:rows][unmatched] = NO_MATCH if flight.plan.budget < 0 else OVER_BUDGET
+    code = NO_MATCH if flight.plan.budget < 0 else OVER_BUDGET
+    table.note_unmatched(result.proposed, flight.reasons, flight.verify_rows, code)
 
 
 class SlowRows(NamedTuple):

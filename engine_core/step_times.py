@@ -68,6 +68,8 @@ class StepTimes:
         self._steps = 0
         self._grid = np.arange(int(sizes[-1]) + 1, dtype=np.float64)
         self._base = np.interp(self._grid, self._sizes, self._measured)
+        # By batch tokens: the nearest knot.
+        self._nearest = np.abs(self._grid[:, None] - self._sizes).argmin(axis=1).tolist()
         self.table: F64 = self._base.copy()
 
     @property
@@ -93,7 +95,7 @@ class StepTimes:
         if not 1 <= batch_tokens < len(self._base):
             return
         self._steps += 1
-        knot = int(np.argmin(np.abs(self._sizes - batch_tokens)))
+        knot = self._nearest[batch_tokens]
         self._samples[knot].append(ratio)
         self._last_seen[knot] = self._steps
         if self._steps % REBUILD_EVERY == 0:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ...cython_ext.packed_rows import PackedRows
 from ...engine_core.draft_caps import no_drafts
 from ...engine_core.grammar_compiler import GrammarCompiler
 from ...engine_core.ids import I32, i32
@@ -19,7 +20,6 @@ from ...kernels.logit_masks import DEAD, FREE
 from ..sampling.slot_grammars import RowTokens, SlotGrammars
 from .device_step import StepMasks
 from .forced_ahead import ForcedAhead
-from .packer import Packed
 from .pinned_ring import PinnedRing
 from .rows_to_come import MaskWait
 
@@ -79,7 +79,7 @@ class GrammarSteps:
             return StepDrafts(None)
         return StepDrafts(made, illegal, forced)
 
-    def fill(self, masks: StepMasks, packed: Packed, rows: RowTokens, wait: MaskWait) -> None:
+    def fill(self, masks: StepMasks, packed: PackedRows, rows: RowTokens, wait: MaskWait) -> None:
         """Write the step's masks to the device; ``wait`` ends with the host's part."""
         began = time.perf_counter_ns()
         nodes = len(masks.places)
@@ -88,7 +88,7 @@ class GrammarSteps:
         def new_block(count: int, words: int) -> I32:
             """Behind the places: one copy takes both."""
             nonlocal host
-            host = self._masks.take(len(masks.block))[: nodes + count * words]
+            host = self._masks.take(len(masks.block)).tensor[: nodes + count * words]
             made: I32 = host[nodes:].view(count, words).numpy()
             return made
 
@@ -101,7 +101,7 @@ class GrammarSteps:
         wait.end.record()
         masks.block[: len(host)].copy_(host, non_blocking=True)
 
-    def advance(self, step: int, packed: Packed, lens: I32, emitted: I32) -> None:
+    def advance(self, step: int, packed: PackedRows, lens: I32, emitted: I32) -> None:
         """Move over what a collected step's rows emitted: int32[R], and their tokens joined."""
         accept_cu = np.concatenate(([0], np.cumsum(lens))).astype(np.int32)
         if self._grammars.concern(packed.slots):

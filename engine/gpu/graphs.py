@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 
+from ...engine_core.plan import StepPlan
 from .device_step import DeviceStep, Forwarded, LaidOut, StepMasks, StepShape
 from .staging import StagingShape, StagingViews, field_lengths, split_device
 from .tier_shapes import tier_shape, tier_staging
@@ -97,6 +98,12 @@ class StepGraphs:
         windowed = self._step.state.window is not None
         reach = self._masked_reach if tier.masked else self._reach
         return tier_staging(tier, self._step.page_size, reach, windowed)
+
+    def holding(self, tier: Tier, plan: StepPlan) -> StepGraph | None:
+        """The tier's graph if its block has room for the plan's changes; none is captured else."""
+        graph = self._graphs.get(tier)
+        room = self.room(tier) if graph is None else graph.staging
+        return self.get(tier) if room.holds(plan) else None
 
     def get(self, tier: Tier) -> StepGraph:
         """The tier's graph, captured now if it was not before, or for edits that moved since."""

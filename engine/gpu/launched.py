@@ -5,25 +5,25 @@ from typing import NamedTuple
 
 import torch
 
-from ...engine_core.ids import I32, I64, i32
-from ...engine_core.plan import HostDrafts, RowLogprobs, StepPlan
+from ...cython_ext.packed_rows import PackedRows, StepAnswer
+from ...engine_core.ids import I32
+from ...engine_core.plan import RowLogprobs, StepPlan
 from ..sampling.slot_processors import ProcessorWork
 from .device_step import DeviceStep
 from .marks import Mark
-from .packer import Packed
 from .rows_to_come import MaskWait
 
 
 class Output(NamedTuple):
     """A step's output on the device, of so many ``rows`` and ``width`` (see DeviceStep).
 
-    ``places``: which of its rows are the step's own, in their order.
+    ``gap``: rows of padding that stand before the step's prefill rows.
     """
 
     out: torch.Tensor
     rows: int
     width: int
-    places: slice | I64
+    gap: int
 
 
 @dataclass(slots=True)
@@ -36,12 +36,11 @@ class Launched:
     """
 
     plan: StepPlan
-    drafts: HostDrafts | None
-    packed: Packed
+    packed: PackedRows
     out: I32
     rows: int
     width: int
-    places: slice | I64
+    gap: int
     began: Mark
     done: Mark
     logprobs: tuple[RowLogprobs, ...]
@@ -60,31 +59,11 @@ class Launched:
         return int(self.mask_wait.begin.elapsed_time(self.mask_wait.end) * 1e6)
 
 
-class Answer(NamedTuple):
-    """A result's arrays: int32[R] and [R, width], and int32 bytes of R rows; ``confidence`` and
-    ``trimmed`` as in StepResult."""
-
-    lens: I32
-    grid: I32
-    proposed: bytes
-    depths: bytes
-    confidence: bytes
-    trimmed: bytes
-
-
-def read_answer(step: DeviceStep, launched: Launched) -> Answer:
-    """The output's rows that are the step's own; its end must have passed."""
-    packed, places, drafts = launched.packed, launched.places, launched.drafts
-    out = step.split_output(torch.from_numpy(launched.out), launched.rows, launched.width)
-    proposed = bytes(4 * packed.rows) if drafts is None else drafts.counts
-    depths = packed.depths
-    if out.proposed is not None and out.depths is not None:
-        proposed = (i32(proposed) + out.proposed.numpy()[places]).tobytes()
-        depths = depths + out.depths.numpy()[places]
-    lens, grid = out.accept_lens.numpy()[places], out.tokens.numpy()[places]
-    confidence = trimmed = b""
-    if out.confidence is not None and packed.caps is not None:
-        confidence = out.confidence.numpy()[places][packed.caps > 0].tobytes()
-    if out.trimmed is not None:
-        trimmed = out.trimmed.numpy()[places].tobytes()
-    return Answer(lens, grid, proposed, depths.tobytes(), confidence, trimmed)
+def read_answer(step: DeviceStep, launched: Launched) -> StepAnswer:
+    """What the output says of the step's rows; its end must have passed."""
+    drafted, gamma, trims = step.drafts(launched.width), 0, False
+    if drafted and step.ragged is not None:
+        gamma, trims = step.ragged.gamma, step.ragged.caps
+    return launched.packed.read(
+        launched.out, launched.rows, launched.width, launched.gap, drafted, gamma, trims
+    )

@@ -1,5 +1,6 @@
 """Points in a device's work that the host can wait for and measure between."""
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -54,6 +55,20 @@ def new_mark(device: torch.device) -> Mark:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         mark = cast(Mark, event)  # torch names its parameters otherwise
     return mark
+
+
+class MarkRing:
+    """Marks taken in turn, each free again once its step and the next are over.
+
+    To make an event takes longer than to record it.
+    """
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        self._marks = itertools.cycle([new_mark(device) for _ in range(size)])
+
+    def take(self) -> Mark:
+        """One that was not recorded for the step that asks."""
+        return next(self._marks)
 
 
 def wait_unless(mark: Mark, failure: Callable[[], str | None], timeout_s: float) -> None:

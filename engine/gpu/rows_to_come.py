@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ...cython_ext.packed_rows import PackedRows
 from ...engine_core.ids import I32
 from ..sampling.slot_grammars import RowTokens
 from .device_step import LaidOut
 from .marks import Mark, new_mark
-from .packer import Packed
+from .packer import places
 from .pinned_ring import PinnedRing
 
 
@@ -54,21 +55,19 @@ class RowFetch:
         self._device = device
         self._rows = PinnedRing(device.type == "cuda")
 
-    def fetch(self, laid: LaidOut, packed: Packed, behind: int) -> RowsToCome:
-        """Have segment D's rows copied to the host; ``behind``: the row at which prefill rows
-        begin.
-        """
+    def fetch(self, laid: LaidOut, packed: PackedRows, gap: int) -> RowsToCome:
+        """Have segment D's rows copied to the host; ``gap``: see ``places``."""
         staging, batch = laid.staging, laid.batch
         parts = batch.input_ids.int(), staging.parents, staging.cu_q, staging.node_cu
         block = torch.cat(parts)
-        host = self._rows.take(len(block))
+        host = self._rows.take(len(block)).tensor
         host.copy_(block, non_blocking=True)
         done = new_mark(self._device)
         done.record()
-        places = packed.places(behind)
-        if isinstance(places, slice):
-            places = np.arange(packed.rows)
-        rows = places.astype(np.int32)
+        found = places(packed, gap)
+        if isinstance(found, slice):
+            found = np.arange(packed.rows)
+        rows = found.astype(np.int32)
         return RowsToCome(host, len(staging.slots), len(batch.input_ids), rows, done)
 
     def wait(self) -> MaskWait:

@@ -88,5 +88,5 @@ def split_device(block: torch.Tensor, shape: StagingShape) -> StagingViews:
 
 @functools.lru_cache(maxsize=1024)
 def field_edges(shape: StagingShape) -> I64:
-    """int64[17]: where the fields begin that every step has, and the end of the last."""
-    return np.cumsum((0, *field_lengths(shape)[:16]), dtype=np.int64)
+    """int64[19]: where the fields begin that every step has, and the end of the last."""
+    return np.cumsum((0, *field_lengths(shape)[:18]), dtype=np.int64)

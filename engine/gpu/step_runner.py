@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ...cython_ext.packed_rows import PackedRows
 from ...engine_core.accept_rules import DRAWING
 from ...engine_core.ids import I32, i32
 from ...engine_core.plan import HostDrafts, RowError, RowLogprobs, StepPlan, StepResult
@@ -22,9 +23,9 @@ from .device_step import Choice, DeviceStep, Forwarded, StepMasks
 from .grammar_steps import GrammarSteps
 from .graphs import StepGraphs
 from .launched import Launched, Output, read_answer
-from .marks import Mark, new_mark
-from .packer import Packed, StepPacker, fill
-from .pinned_ring import PinnedRing
+from .marks import Mark, MarkRing
+from .packer import StepPacker, fill, prefill_of
+from .pinned_ring import RING, PinnedRing
 from .rows_to_come import MaskWait, RowFetch, RowsToCome
 from .staging import field_lengths, split_device
 from .tier_shapes import exact_shape, exact_staging, tier_shape, tier_staging
@@ -97,12 +98,14 @@ class GpuStepRunner:
         self._device = device
         pinned = device.type == "cuda"
         self._inputs, self._outputs = PinnedRing(pinned), PinnedRing(pinned)
+        self._begins, self._ends = MarkRing(device, RING), MarkRing(device, RING)
         self.decode_steps = self.replays = self.prefill_steps = self.prefill_replays = 0
         self.gap_ns = self.mask_wait_ns = 0
         self._last_done: Mark | None = None
         self._replayed: set[Tier] = set()
         self._grammars = grammars
         self._processors = processors
+        self._has_say = grammars is not None or processors is not None
         self._rows = RowFetch(device)
         self._open = 0  # steps launched and not collected
         self._later: Callable[[], None] | None = None  # ends the newest of them
@@ -141,23 +144,23 @@ class GpuStepRunner:
             self._processors.enter(plan)
         packed = self._packer.pack(plan, drafts)
         features = self._features(packed)
-        began = new_mark(self._device)
+        began = self._begins.take()
         pieces = self._step.state.scores.take(plan)
         started = None if pieces else self._replay(plan, packed, features, began)
         self._count(packed, started is not None)
         if started is None:
             started = self._run(plan, packed, features, began, pieces)
         output, verified = started.output, self._verified(plan, packed)
-        host, done = self._outputs.take(len(output.out)), new_mark(self._device)
+        host, done = self._outputs.take(output.out.numel()), self._ends.take()
         launched = Launched(
-            plan, drafts, packed, host.numpy(), output.rows, output.width, output.places, began,
-            done, (), (), wait_ns, packed.tokens if verified is None else verified, illegal, forced,
+            plan, packed, host.array, output.rows, output.width, output.gap, began, done, (), (),
+            wait_ns, packed.tokens if verified is None else verified, illegal, forced,
             started.mask_wait,
         )  # fmt: skip
 
         def finish() -> None:
             launched.logprobs, launched.prompt_logprobs, launched.work = started.finish()
-            host.copy_(output.out, non_blocking=True)
+            host.tensor.copy_(output.out, non_blocking=True)
             done.record()
 
         if features & _HOST and self._open:
@@ -185,15 +188,15 @@ class GpuStepRunner:
         features = step.state.sampling.features[i32(plan.slots)]
         return step.rule in DRAWING and bool((features & _SAMPLED).any())
 
-    def _verified(self, plan: StepPlan, packed: Packed) -> int | None:
+    def _verified(self, plan: StepPlan, packed: PackedRows) -> int | None:
         """Query tokens that are left of a step whose rows are cut, at most; None for others."""
-        if not self._compacts or packed.caps is None:
+        drafts = packed.device_drafts
+        if not drafts or not self._compacts:
             return None
-        drafts = int(packed.caps.sum())
         spent = drafts if plan.budget < 0 else min(plan.budget, drafts)
         return packed.tokens - drafts + spent
 
-    def _count(self, packed: Packed, replayed: bool) -> None:
+    def _count(self, packed: PackedRows, replayed: bool) -> None:
         if packed.decode_only:
             self.decode_steps += 1
             self.replays += replayed
@@ -210,17 +213,16 @@ class GpuStepRunner:
         mask_wait_ns = launched.mask_wait_ns()
         self.mask_wait_ns += mask_wait_ns
         packed, answer = launched.packed, read_answer(self._step, launched)
-        lens, grid = answer.lens, answer.grid
-        emitted = grid[np.arange(launched.width) < lens[:, None]]
         errors: tuple[RowError, ...] = ()
-        if (lens == 0).any():
-            bad = np.flatnonzero((lens == 0) & (np.diff(packed.node_cu) > 0)).tolist()
-            errors = tuple(row_error(row, self._refusal(launched, row)) for row in bad)
-        self._pass_on(launched.plan.step, packed, lens, emitted)
+        if answer.silent:
+            errors = tuple(row_error(row, self._refusal(launched, row)) for row in answer.silent)
+        self._open -= 1
+        if self._has_say:
+            self._pass_on(launched.plan.step, packed, i32(answer.lens), i32(answer.tokens))
         return StepResult(
             step=launched.plan.step,
-            accept_lens=lens.tobytes(),
-            tokens=emitted.tobytes(),
+            accept_lens=answer.lens,
+            tokens=answer.tokens,
             proposed=answer.proposed,
             depths=answer.depths,
             logprobs=launched.logprobs,
@@ -237,9 +239,8 @@ class GpuStepRunner:
         )
 
     @torch.inference_mode()
-    def _pass_on(self, step: int, packed: Packed, lens: I32, emitted: I32) -> None:
+    def _pass_on(self, step: int, packed: PackedRows, lens: I32, emitted: I32) -> None:
         """Move grammars and texts on, and end the step that waited for that."""
-        self._open -= 1
         if self._grammars is not None:
             self._grammars.advance(step, packed, lens, emitted)
         if self._processors is not None and self._processors.concern(packed.slots):
@@ -359,20 +360,22 @@ class GpuStepRunner:
         torch.cuda.synchronize(self._device)
         return time.perf_counter() - began
 
-    def _features(self, packed: Packed) -> int:
+    def _features(self, packed: PackedRows) -> int:
         table = self._step.state.sampling
         if not table.featured:
             return 0
         return int(np.bitwise_or.reduce(table.features[packed.slots], initial=0))
 
-    def _replay(self, plan: StepPlan, packed: Packed, features: int, began: Mark) -> Started | None:
+    def _replay(
+        self, plan: StepPlan, packed: PackedRows, features: int, began: Mark
+    ) -> Started | None:
         """Replay the step's graph, if it has one.
 
         ``began`` is recorded when the host's part is done: an idle device must not count it.
         """
         if self._graphs is None or packed.verify_rows < 0 or features & _LOGPROBS:
             return None
-        prefill, verified = packed.prefill, self._verified(plan, packed)
+        prefill, verified = prefill_of(packed), self._verified(plan, packed)
         tiers = self._masked_tiers if features & _HOST else self._tiers
         tier = tiers.of(
             packed.verify_rows,
@@ -384,24 +387,25 @@ class GpuStepRunner:
         )
         if tier is not None and features & _HOST:
             tier = tier._replace(masked=True)
-        if tier is None or not self._graphs.room(tier).holds(plan):
+        graph = None if tier is None else self._graphs.holding(tier, plan)
+        if tier is None or graph is None:
             return None
-        graph = self._graphs.get(tier)
         self._replayed.add(tier)
-        host = self._inputs.take(len(graph.block))
+        host = self._inputs.take(graph.block.numel())
         budget = plan.budget
         if self._aligns and budget >= 0 and verified is not None:
             budget += tier.tokens - verified  # padding verifies drafts instead
         spare = self._step.state.spare_slot
-        fill(host.numpy(), graph.staging, packed, plan, spare, tier.rows, budget)
+        gap = 0 if packed.decode_only else tier.rows - packed.verify_rows
+        fill(host.array, graph.staging, packed, plan, spare, gap, budget)
         began.record()
-        graph.block.copy_(host, non_blocking=True)
+        graph.block.copy_(host.tensor, non_blocking=True)
         graph.graph.replay()
-        output = Output(graph.out, tier.all_rows, tier.width, packed.places(tier.rows))
+        output = Output(graph.out, tier.all_rows, tier.width, gap)
         later = graph.later
         if later is None:
             return Started(output, lambda: _NO_SCORES)
-        come = self._rows.fetch(later.laid(), packed, tier.rows)
+        come = self._rows.fetch(later.laid(), packed, gap)
         later.forward.replay()
         wait = self._rows.wait()
 
@@ -415,7 +419,7 @@ class GpuStepRunner:
     def _intervene(
         self,
         features: int,
-        packed: Packed,
+        packed: PackedRows,
         come: RowsToCome,
         found: Forwarded,
         masks: StepMasks,
@@ -440,7 +444,7 @@ class GpuStepRunner:
     def _run(
         self,
         plan: StepPlan,
-        packed: Packed,
+        packed: PackedRows,
         features: int,
         began: Mark,
         pieces: list[Piece],
@@ -449,9 +453,9 @@ class GpuStepRunner:
         staging = exact_staging(packed, plan)
         host = self._inputs.take(sum(field_lengths(staging)))
         spare = self._step.state.spare_slot
-        fill(host.numpy(), staging, packed, plan, spare, budget=plan.budget)
+        fill(host.array, staging, packed, plan, spare, budget=plan.budget)
         began.record()
-        block = host.to(self._device, non_blocking=True)
+        block = host.tensor.to(self._device, non_blocking=True)
         sampled, edits = bool(features & _SAMPLED), bool(features & _EDITED)
         masked = bool(features & _HOST)
         shape = exact_shape(packed, sampled, edits, self._verified(plan, packed), masked)
@@ -460,7 +464,7 @@ class GpuStepRunner:
         laid = step.lay(split_device(block, staging), shape, out)
         come: RowsToCome | None = None
         if masked:
-            come = self._rows.fetch(laid, packed, max(0, packed.verify_rows))
+            come = self._rows.fetch(laid, packed, 0)
         found = step.forward(laid)
         wait = None if come is None or found.logits is None else self._rows.wait()
 
@@ -479,7 +483,7 @@ class GpuStepRunner:
                 scores = self._scores(pieces, choice)
             return Scored(logprobs, scores, work)
 
-        return Started(Output(out, packed.rows, width, slice(0, packed.rows)), finish, wait)
+        return Started(Output(out, packed.rows, width, 0), finish, wait)
 
     def _scores(self, pieces: list[Piece], choice: Choice) -> tuple[RowLogprobs, ...]:
         """Log-probabilities of prompt tokens; rows may have been cut on the device."""
@@ -487,7 +491,7 @@ class GpuStepRunner:
         return score_prompts(pieces, cu_q, choice.hidden, self._step.logits_of)
 
     def _logprobs(
-        self, packed: Packed, choice: Choice, out: torch.Tensor, width: int
+        self, packed: PackedRows, choice: Choice, out: torch.Tensor, width: int
     ) -> tuple[RowLogprobs, ...]:
         """Log-probabilities, which need the emitted tokens on the host."""
         rows = packed.rows

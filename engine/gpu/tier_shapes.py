@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from ...cython_ext.packed_rows import PackedRows
 from ...engine_core.plan import StepPlan
 from ..forward_batch import RowGroup
 from .device_step import StepShape
-from .packer import Packed
 from .staging import StagingShape
 from .tiers import Tier
 
@@ -47,7 +47,11 @@ def tier_staging(
 
 
 def exact_shape(
-    packed: Packed, sampled: bool, edits: bool, verified: int | None = None, masked: bool = False
+    packed: PackedRows,
+    sampled: bool,
+    edits: bool,
+    verified: int | None = None,
+    masked: bool = False,
 ) -> StepShape:
     """The launches of this very step; ``verified``: see StepShape."""
     width = max(1, int(np.diff(packed.node_cu).max()))
@@ -58,14 +62,14 @@ def exact_shape(
     return StepShape(width, _groups(packed), nodes, width > 1, sampled, edits, verified, masked)
 
 
-def exact_staging(packed: Packed, plan: StepPlan) -> StagingShape:
+def exact_staging(packed: PackedRows, plan: StepPlan) -> StagingShape:
     """Room for this very step."""
     window = len(plan.window_pages) // 4 if plan.window_lows else None
     updates = len(plan.page_slots) // 4
     return StagingShape(packed.rows, packed.tokens, updates, len(plan.inits), window)
 
 
-def _groups(packed: Packed) -> tuple[RowGroup, ...]:
+def _groups(packed: PackedRows) -> tuple[RowGroup, ...]:
     rows, verify = packed.rows, packed.verify_rows
     if verify < 0:
         return (RowGroup(0, rows, int(packed.q_lens.max())),)

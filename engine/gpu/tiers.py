@@ -143,7 +143,7 @@ class Tiers:
         if plain:
             return Tier(room, room, 1, sampled, edits)
         size = self._tokens[bisect_left(self._tokens, tokens)]
-        return self._wide(room, size, sampled)._replace(edits=edits)
+        return self._wide(room, size, sampled, edits)
 
     def all(self, sampled: bool = False) -> tuple[Tier, ...]:
         """Every tier of verify rows alone, the largest first (so that memory is reused)."""
@@ -170,10 +170,10 @@ class Tiers:
         }
         return tuple(sorted(found, key=lambda tier: (tier.tokens, tier), reverse=True))
 
-    def _wide(self, rows: int, tokens: int, sampled: bool) -> Tier:
+    def _wide(self, rows: int, tokens: int, sampled: bool, edits: bool = False) -> Tier:
         size = min(max(tokens, rows), _verified(rows, self.width, self._drafts))
-        drafts = self._drafts
-        return Tier(rows, size, self.width, sampled, compact=self._compact, drafts=drafts)
+        compact, drafts = self._compact, self._drafts
+        return Tier(rows, size, self.width, sampled, edits, compact=compact, drafts=drafts)
 
     def _mixed(
         self,

@@ -96,6 +96,7 @@ class GpuWorker:
         self._waits_for_step = False  # the first of those held
         self._free_since = 0  # when the device last ran out of steps
         self._failure: str | None = None
+        self._inference = torch.inference_mode()  # made once, entered at each step
 
     def info(self) -> WorkerInfo:
         """Sizes that the core plans with."""
@@ -276,7 +277,7 @@ class GpuWorker:
         if self._failure is not None:
             return
         try:
-            with torch.inference_mode():
+            with self._inference:
                 self._launched.append(self._runner.launch(plan, drafts, wait_ns))
         except Exception:
             self._failure = traceback.format_exc()

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from outrider.cython_ext.length_policy import LengthPolicy
+from outrider.cython_ext.length_policy import LengthPolicy, row_caps
 
 from .length_policy_model import PolicyModel
 
@@ -135,6 +135,7 @@ def test_the_choice_is_the_best_one_and_closed_under_parents() -> None:
         tokens, parents = np.zeros(kept, I32), np.zeros(kept, I32)
         assert policy.write(slots_array, counts, tokens, parents) == kept == counts.sum()
         assert (counts <= caps).all()
+        assert policy.kept_of(rows).tolist() == counts.tolist()
         at, total = 0, 0.0
         for r, slot in enumerate(slots):
             row_tokens = tokens[at : at + counts[r]].tolist()
@@ -221,6 +222,38 @@ def test_only_fresh_trees_are_bound_and_old_ones_still_predict() -> None:
     assert policy.select(slots, caps, 1, 1, flat, 0.0, 0.0, True)[0] == 0
     assert policy.select(slots, caps, 1, 1, flat, 0.0, 0.0, False)[0] == 2
     assert policy.select(slots, caps, 0, 0, flat, 0.0, 0.0, False) == (0, 0.0, 1.0)
+
+
+def test_what_held_of_chains_teaches_as_their_tokens_would() -> None:
+    random, chain = Random(4), [(i, i, 1.0) for i in range(WIDTH)]
+    told, shown = LengthPolicy(SLOTS, WIDTH), LengthPolicy(SLOTS, WIDTH)
+    full = 0
+    for _ in range(200):
+        slots = random.sample(range(SLOTS), random.randint(1, SLOTS))
+        for policy in (told, shown):
+            offer(policy, slots, [9] * len(slots), [chain] * len(slots))
+        caps = [random.randint(0, WIDTH) for _ in slots]
+        held = [random.randint(0, cap) for cap in caps]
+        full += sum(h == c > 0 for h, c in zip(held, caps, strict=True))
+        told.learn_held(*(np.array(values, I32) for values in (slots, caps, held)))
+        pairs = list(zip(held, caps, strict=True))
+        learn(shown, slots, [[*range(h), *([-1] if h < c else [])] for h, c in pairs])
+        assert all(told.estimates(slot) == shown.estimates(slot) for slot in range(SLOTS))
+    assert full > 50
+
+
+@pytest.mark.parametrize(("cap", "held"), [(3, 4), (WIDTH + 1, 2), (3, -1)])
+def test_more_cannot_hold_than_was_drafted(cap: int, held: int) -> None:
+    rows = (np.array([value], I32) for value in (0, cap, held))
+    with pytest.raises(ValueError, match=f"held: {held} of {cap} drafts in row 0"):
+        LengthPolicy(SLOTS, WIDTH).learn_held(*rows)
+
+
+def test_caps_by_room() -> None:
+    caps, reasons, drafting = row_caps(np.array([-1, 0, 3, 9], I32), 5, 11, 12)
+    assert (caps.tolist(), reasons.tolist(), drafting) == ([0, 0, 3, 5], [11, 12, 0, 0], 2)
+    caps, reasons, drafting = row_caps(np.array([], I32), 5, 11, 12)
+    assert (len(caps), len(reasons), drafting) == (0, 0, 0)
 
 
 def test_input_that_does_not_fit() -> None:

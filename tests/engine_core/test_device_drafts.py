@@ -285,6 +285,8 @@ def test_what_a_grammar_forced_teaches_the_drafters_lengths_nothing() -> None:
     seen = list[tuple[list[int], list[int]]]()
 
     class Lengths:
+        learns = True
+
         def observe(self, result: StepResult, drafting_rows: int) -> None:
             assert drafting_rows == 4
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from outrider.cython_ext.page_allocator import PageAllocator
-from outrider.cython_ext.request_table import RequestTable
+from outrider.cython_ext.request_table import RequestTable, note_unmatched
 from outrider.engine_core.commit import Progress, commit_row
 from outrider.engine_core.fast_rows import OFF_REASONS, attach, move_counts
 from outrider.engine_core.ids import I32, RowKind
@@ -236,3 +236,11 @@ class BadSink:
     def __init__(self) -> None:
         self.tokens = array("q")
         self.sent = 0
+
+
+def test_rows_without_drafts_and_reason_get_one() -> None:
+    reasons = np.array([0, 3, 0, 0], dtype=np.uint8)
+    note_unmatched(np.array([0, 0, 2, 0], dtype=np.int32).tobytes(), reasons, 3, 5)
+    assert reasons.tolist() == [5, 3, 0, 0]
+    with pytest.raises(ValueError, match="2 rows, proposed and reasons have fewer"):
+        note_unmatched(bytes(4), reasons, 2, 5)

@@ -4,10 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from outrider.engine.gpu.packer import StepPacker
+from outrider.cython_ext.packed_rows import PackedRows
+from outrider.engine.gpu.packer import StepPacker, fill
+from outrider.engine.gpu.staging import StagingViews, field_lengths, split_device
+from outrider.engine.gpu.tier_shapes import exact_staging
 from outrider.engine.gpu.worker import GpuWorker
 from outrider.engine.models.gpu_decoder import GpuDecoder
 from outrider.engine.speculative.device_drafter import DraftRows
@@ -259,19 +263,29 @@ def mixed_plan(late_bound: bool) -> StepPlan:
     )  # fmt: skip
 
 
+def filled(packed: PackedRows) -> StagingViews:
+    """The step's block, in its exact size."""
+    plan = mixed_plan(False)
+    staging = exact_staging(packed, plan)
+    block = np.zeros(sum(field_lengths(staging)), dtype=np.int32)
+    fill(block, staging, packed, plan, 8)
+    return split_device(torch.from_numpy(block), staging)
+
+
 def test_the_packer_leaves_room_for_device_drafts() -> None:
     packer = StepPacker(8, 10, True)
     packed = packer.pack(mixed_plan(False), None)
     assert packed.caps is not None
     assert packed.caps.tolist() == [2, 2, 0, 0]
+    assert packed.device_drafts == 4
     assert packed.q_lens.tolist() == [3, 3, 1, 2]
-    assert packed.parents.tolist() == [-1, -1, -1, -1, -1, -1, -1, -1, 0]
+    assert filled(packed).parents.tolist() == [-1, -1, -1, -1, -1, -1, -1, -1, 0]
     assert packed.depths.tolist() == [0] * 4
     packed = packer.pack(mixed_plan(True), drafts([2, 0, 0, 0], [0, 1, 0, 0]))
     assert packed.caps is not None
-    assert packed.caps.tolist() == [0, 1, 0, 0]
-    assert packed.token_ids.tolist() == [0, 3, 3, 0, 0, 0, 8, 9]
-    assert packed.parents.tolist() == [-1, 0, 0, -1, -1, -1, -1, 0]
+    assert packed.caps.tolist() == filled(packed).caps.tolist() == [0, 1, 0, 0]
+    assert filled(packed).tokens.tolist() == [0, 3, 3, 0, 0, 0, 8, 9]
+    assert filled(packed).parents.tolist() == [-1, 0, 0, -1, -1, -1, -1, 0]
     assert packed.depths.tolist() == [1, 0, 0, 0]
     assert packer.pack(mixed_plan(True), drafts([2, 0, 0, 0], [])).caps is None
 

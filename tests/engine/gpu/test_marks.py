@@ -1,8 +1,10 @@
-"""Waiting for a device that may never come: it ends with a failure, or in time."""
+"""A device that may never come is waited for until it fails, or in time; rings go round."""
 
 import pytest
+import torch
 
-from outrider.engine.gpu.marks import Mark, wait_unless
+from outrider.engine.gpu.marks import Mark, MarkRing, wait_unless
+from outrider.engine.gpu.pinned_ring import RING, PinnedRing
 
 
 class FakeMark:
@@ -40,3 +42,19 @@ def test_a_failure_ends_the_wait() -> None:
 def test_time_ends_the_wait() -> None:
     with pytest.raises(RuntimeError, match=r"did not end within 0\.02 s"):
         wait_unless(FakeMark(10**9), lambda: None, 0.02)
+
+
+def test_marks_come_around_in_turn() -> None:
+    ring = MarkRing(torch.device("cpu"), 3)
+    first = [ring.take() for _ in range(3)]
+    assert len({id(mark) for mark in first}) == 3
+    assert [ring.take() for _ in range(3)] == first
+
+
+def test_blocks_come_around_in_turn_in_the_size_that_is_asked_for() -> None:
+    ring = PinnedRing(False)
+    for size in (5, 2000, 3, 0, 3):
+        taken = [ring.take(size) for _ in range(RING)]
+        for number, block in enumerate(taken):
+            block.array[:] = number
+        assert [block.tensor.tolist() for block in taken] == [[n] * size for n in range(RING)]
