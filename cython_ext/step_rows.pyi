@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+__pyx_capi__: dict[str, object]  # what other compiled modules call
+
 def resolve_rows(
     slots: NDArray[np.int32],
     kinds: NDArray[np.uint8],
