@@ -34,18 +34,18 @@ def test_every_stage_is_a_command_line_that_trains(tmp_path: Path, name: str) ->
     assert refuse_train(spec) is None
     assert (spec.algorithm, spec.initial_draft, spec.on_policy_tokens) == (name, None, 128)
     block = name in ("DFLASH", "DSPARK")
-    length = 1024 if block else 512
+    length = 512 if name == "STANDALONE" else 1024
     assert spec.on_policy_cache == str(tmp_path / f"rows-{length}")
     assert spec.sequence_length == length
-    assert spec.on_policy_prompts == (48, 96, 160, 256, 384) + ((640, 860) if block else ())
-    assert spec.batch_size == (48 if block else 128 if name == "STANDALONE" else 96)
+    assert spec.on_policy_prompts == (48, 64, 80, 96, 128, 160, 192, 224, 320)
+    assert spec.batch_size == (24 if block else 128 if name == "STANDALONE" else 48)
 
 
 @pytest.mark.parametrize("name", ["EAGLE", "EAGLE3", "DFLASH", "DSPARK"])
 def test_a_draft_may_begin_with_the_embedded_one(tmp_path: Path, name: str) -> None:
     spec = stage(tmp_path, name, INITIAL="1", LENGTH="768", PROMPTS="48 600", FLAGS="--seed 3")
     assert spec.initial_draft is not None
-    assert spec.batch_size == 64
+    assert spec.batch_size == (32 if name in ("DFLASH", "DSPARK") else 64)
     assert (Path(spec.initial_draft) / "config.json").is_file()
     assert (spec.matrix_lr, spec.seed, spec.sequence_length) == (0.01, 3, 768)
     assert spec.on_policy_prompts == (48, 600)
