@@ -161,7 +161,17 @@ def test_what_is_wrong_with_arguments_names_the_processor() -> None:
         def request(self, arguments: object) -> object:
             raise self._error
 
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise KeyError
+
     for error, status, reason in (
+        (
+            Mute(),
+            500,
+            "the processor failed on its arguments: Mute: "
+            "an exception whose text cannot be had (KeyError)",
+        ),
         (ValueError("back: too far"), 400, "back: too far"),
         (KeyError("back"), 400, "KeyError: 'back'"),
         (TypeError("no number"), 400, "TypeError: no number"),

@@ -141,6 +141,7 @@ ALONE: dict[str, object] = {
         ("on_policy_prompts", {"on_policy_prompts": (8, 17)}),
         ("on_policy_prompts", {**ALONE, "on_policy_prompts": (8,)}),
         ("on_policy_prompts", {"on_policy_prompts": (8,) * 257}),
+        ("selection_rows", {"on_policy_prompts": (8,) * 4, "selection_rows": 3}),
         ("minutes", {"steps": None}),
         ("steps", {"minutes": 1.0}),
         ("data", {"data": ("/nowhere",)}),
