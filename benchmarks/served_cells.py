@@ -184,6 +184,18 @@ def _formats(known: Known) -> list[Ask]:
     ]
 
 
+def _schemas(known: Known) -> list[Ask]:
+    """Also of a text of its own length, in which draft models guess right now and then."""
+    text = {
+        "type": "object",
+        "properties": {"code": {"type": "string"}},
+        "required": ["code"],
+        "additionalProperties": False,
+    }
+    some = [native(i, {"json_schema": text}) for i in range(len(PROMPTS))]
+    return grammar("json_schema", SCHEMA, "guided_json")(known) + some
+
+
 def _priorities(known: Known) -> list[Ask]:
     return [ask for level in (0, 3, 30) for ask in everywhere(priority=level)]
 
@@ -233,7 +245,7 @@ ROWS = (
     Row("bad_words", _bad_words),
     Row("allowed_token_ids", lossless("allowed_token_ids")),
     Row("custom logits processors", _processors),
-    Row("json_schema", grammar("json_schema", SCHEMA, "guided_json")),
+    Row("json_schema", _schemas),
     Row("json_object", grammar("guided_json_object", True, "guided_json_object")),
     Row("regex", grammar("regex", REGEX, "guided_regex")),
     Row("ebnf", grammar("ebnf", GBNF, "guided_grammar")),
