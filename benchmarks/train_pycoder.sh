@@ -39,12 +39,12 @@ train() { # ALGORITHM MINUTES LENGTH BATCH flags...
         --log-every 50 --selection-every 1000 --minutes "$minutes" --no-measure "$@" ${FLAGS:-}
 }
 
-block() { # ALGORITHM MINUTES flags...: layers of one size for both, 7.4 MB
+block() { # ALGORITHM MINUTES flags...: layers of one size for both, 5.9 MB
     algorithm=$1
     minutes=$2
     shift 2
     train "$algorithm" "$minutes" 1024 24 --num-hidden-layers "${LAYERS:-4}" \
-        --intermediate-size 832 --feature-layers 2 4 6 8 11 --anchors "${ANCHORS:-128}" "$@"
+        --intermediate-size "${WIDTH:-592}" --feature-layers 2 4 6 8 11 --anchors "${ANCHORS:-128}" "$@"
 }
 
 for stage; do

@@ -27,7 +27,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     text that is not the target's own.
 
     Draft. ``initial_draft``: folder of a draft of the same form, whose weights are the first ones;
-    a block draft may have further layers and another Markov head than that one.
+    MLPs may be narrower than there, and a block draft may have further layers and another Markov
+    head.
     ``unroll``: how many steps are drafted in training, each from the last one's output.
     ``feature_layers``: target layers whose entering streams EAGLE3, DFLASH and DSPARK take.
     ``draft_vocab_size``: the most frequent tokens only; None for all of them through the target's

@@ -97,7 +97,8 @@ FLAGS = (
     Flag(
         "initial_draft",
         str,
-        "draft of the same form, or for block drafts of fewer layers, whose weights to begin with",
+        "draft of the same form, or with wider MLPs, or for block drafts of fewer layers, whose "
+        "weights to begin with",
         DRAFT,
         "FOLDER",
     ),

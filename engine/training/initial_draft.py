@@ -10,10 +10,12 @@ from safetensors.torch import load_file
 
 from ...engine_core.refusal import Refused, RefusedError
 from .export import CONFIG, WEIGHTS
+from .narrow_mlp import narrowed
 from .recipe import Recipe
 
 # Fields of config.json that say nothing of what the weights compute.
 _FREE = ("outrider", "torch_dtype", "use_cache", "bos_token_id", "eos_token_id")
+_WIDTH = "intermediate_size"
 _MARKOV = ("markov_rank", "markov_head_type")
 # What reads the Markov head's embedding, and so has its width, begins anew with it.
 _BESIDE_MARKOV = ("markov_head.", "confidence_head.")
@@ -22,9 +24,10 @@ _BESIDE_MARKOV = ("markov_head.", "confidence_head.")
 def start_from(folder: Path, recipe: Recipe) -> str | None:
     """Set the recipe's parameters to a draft's that ``outrider train`` wrote.
 
-    A block draft of the recipe may have further layers, which add nothing at first, and another
-    Markov head, which begins anew beside the confidence head: returns what does. Raises
-    RefusedError for a draft that differs otherwise, naming what.
+    The recipe's MLPs may be narrower: they keep the neurons that weigh most. A block draft may
+    have further layers, which add nothing at first, and another Markov head, which begins anew
+    beside the confidence head. Returns what of this there is, in words. Raises RefusedError for a
+    draft that differs otherwise, naming what.
     """
     exported = recipe.export(torch.float32)
     try:
@@ -39,6 +42,11 @@ def start_from(folder: Path, recipe: Recipe) -> str | None:
     markov = _other_markov(fields, exported.config)
     if markov:
         _take(fields, exported.config, _MARKOV)
+    width, kept = (config.get(_WIDTH) for config in (fields, exported.config))
+    narrower = type(width) is type(kept) is int and width > kept
+    if narrower:
+        fields[_WIDTH] = kept
+        tensors = narrowed(tensors, width, kept)
     for name, value in exported.config.items():
         if name not in _FREE and fields.get(name) != value:
             raise _refused(
@@ -60,8 +68,10 @@ def start_from(folder: Path, recipe: Recipe) -> str | None:
         if name not in recipe.parameters and not torch.equal(tensors[name], tensor.cpu()):
             raise _refused(f"{str(folder)!r} has another draft vocabulary ({name}) than this run")
     recipe.adopt({**exported.tensors, **tensors})
-    found = [f"layers.{index}" for index in layers] + ["the Markov and confidence heads"] * markov
-    return ", ".join(found) or None
+    new = [f"layers.{index}" for index in layers] + ["the Markov and confidence heads"] * markov
+    said = [f"new are {', '.join(new)}"] if new else []
+    said += [f"MLPs keep {kept} of {width} neurons"] if narrower else []
+    return "; ".join(said) or None
 
 
 def _further_layers(there: dict[str, Any], here: dict[str, Any]) -> range:

@@ -116,9 +116,9 @@ def train_draft(
     setting = Setting(spec, target, counts, sample, compiled)
     recipe = registry.make(setting)
     if spec.initial_draft is not None and saved is None:
-        anew = start_from(Path(spec.initial_draft), recipe)
-        if anew is not None:
-            say(f"begun with {spec.initial_draft}; new are {anew}")
+        changes = start_from(Path(spec.initial_draft), recipe)
+        if changes is not None:
+            say(f"begun with {spec.initial_draft}; {changes}")
     parameters = sum(leaf.numel() for leaf in recipe.parameters.values())
     say(f"{spec.algorithm}: {parameters / 1e6:.2f} M parameters to train on {device}")
     mixture, held = _mixture(spec, data, world, device), _held(data, device)
