@@ -42,11 +42,12 @@ def start_from(folder: Path, recipe: Recipe) -> str | None:
     markov = _other_markov(fields, exported.config)
     if markov:
         _take(fields, exported.config, _MARKOV)
-    width, kept = (config.get(_WIDTH) for config in (fields, exported.config))
-    narrower = type(width) is type(kept) is int and width > kept
-    if narrower:
+    width, kept = fields.get(_WIDTH), exported.config.get(_WIDTH)
+    said = []
+    if isinstance(width, int) and isinstance(kept, int) and width > kept:
         fields[_WIDTH] = kept
         tensors = narrowed(tensors, width, kept)
+        said.append(f"MLPs keep {kept} of {width} neurons")
     for name, value in exported.config.items():
         if name not in _FREE and fields.get(name) != value:
             raise _refused(
@@ -69,8 +70,8 @@ def start_from(folder: Path, recipe: Recipe) -> str | None:
             raise _refused(f"{str(folder)!r} has another draft vocabulary ({name}) than this run")
     recipe.adopt({**exported.tensors, **tensors})
     new = [f"layers.{index}" for index in layers] + ["the Markov and confidence heads"] * markov
-    said = [f"new are {', '.join(new)}"] if new else []
-    said += [f"MLPs keep {kept} of {width} neurons"] if narrower else []
+    if new:
+        said.insert(0, f"new are {', '.join(new)}")
     return "; ".join(said) or None
 
 
