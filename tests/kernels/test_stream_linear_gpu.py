@@ -1,15 +1,11 @@
-"""The Hopper matmul: its cuts everywhere, its compilation without a GPU, its results on one."""
+"""The Hopper matmul: its cuts everywhere, its results on a GPU."""
 
 import math
 
 import pytest
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 
-from outrider.kernels import linear, linear_gpu, stream_linear_gpu
+from outrider.kernels import linear, linear_gpu
 from outrider.kernels.linear_config import SHARED_BYTES
 from outrider.kernels.split_workspace import SplitWorkspace
 from outrider.kernels.stream_config import StreamConfig, shared_bytes, stream_shortlist
@@ -101,39 +97,6 @@ def test_a_shortlist_is_short_and_fits_a_multiprocessor(
     assert len(set(found)) == len(found)
     assert all(shared_bytes(config, block_m, gated) <= SHARED_BYTES for config in found)
     assert stream_shortlist(n, k + 4, block_m, gated=gated) == []
-
-
-@pytest.mark.parametrize(
-    ("block_m", "config", "pair"),
-    [(16, StreamConfig(3, 128, 4), 8), (64, StreamConfig(1, 64, 4), 0)],
-)
-def test_the_kernel_compiles_for_hopper_without_one(
-    block_m: int, config: StreamConfig, pair: int
-) -> None:
-    kernel = stream_linear_gpu._stream
-    shapes = {"x": [block_m, config.block_k], "weight": [64, config.block_k]}
-    signature = dict.fromkeys(kernel.arg_names, "i32")
-    for name, shape in shapes.items():
-        layout = gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)
-        signature[name] = f"tensordesc<bf16[{shape[0]}, {shape[1]}],{layout!r}>"
-    signature |= {"out": "*bf16", "partial": "*fp32", "arrived": "*i32"}
-    split = config.split > 1
-    constants: dict[str, object] = {} if split else {"partial": None, "arrived": None}
-    constants |= {
-        "bias": None, "residual": None, "BLOCK_M": block_m, "TILES": config.tiles,
-        "BLOCK_K": config.block_k, "STAGES": config.stages, "PAIR": pair, "PDL": True,
-        "WARPS": config.warps, "SPLIT": split,
-    }  # fmt: skip
-    signature |= dict.fromkeys(constants, "constexpr")
-    source = GluonASTSource(kernel, signature, constants)
-    options = {"num_warps": config.warps}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert "wgmma.mma_async" in compiled.asm["ptx"]
-    assert compiled.metadata.shared <= shared_bytes(config, block_m, pair > 0)
-    # The weight's first loads come before the wait for the kernel ahead.
-    text = compiled.asm["ptx"]
-    ahead = text[: text.index("griddepcontrol.wait")]
-    assert ahead.count("cp.async.bulk.tensor") == config.stages * config.tiles
 
 
 @pytest.mark.gpu
