@@ -23,6 +23,7 @@ import triton
 
 from outrider.engine.bench.rates import copy_rate
 from outrider.kernels.add_rms_norm_gpu import add_rms_norm
+from outrider.kernels.confidence_logits_gpu import confidence_logits
 from outrider.kernels.embedding_gpu import embed
 from outrider.kernels.greedy_argmax_gpu import greedy_argmax
 from outrider.kernels.qk_rope_write_gpu import qk_norm_rope_write
@@ -111,16 +112,31 @@ def argmax_case(tokens: int, dtype: torch.dtype) -> Case:
 
 
 def allocate_case(rows: int, drafts: int) -> Case:
-    confidence = torch.rand(rows, drafts, device=DEVICE)
+    logits = torch.randn(rows, drafts, device=DEVICE)
+    temperatures = torch.ones(drafts, device=DEVICE)
+    confidence = torch.empty_like(logits)
     ints = torch.full((2, rows), drafts, dtype=torch.int32, device=DEVICE)
     budget = torch.full((1,), rows * drafts // 2, dtype=torch.int32, device=DEVICE)
 
     def call(pdl: bool) -> None:
         allocate_verify(
-            confidence, ints[0], budget, limit=drafts, eps=EPS, verify_lens=ints[1], pdl=pdl
-        )
+            logits, temperatures, ints[0], budget, limit=drafts, eps=EPS, confidence=confidence,
+            verify_lens=ints[1], pdl=pdl,
+        )  # fmt: skip
 
-    return call, size(confidence, ints, budget)
+    return call, size(logits, confidence, ints, budget)
+
+
+def confidence_case(rows: int, drafts: int) -> Case:
+    hidden, bonus = randn(drafts, rows, HIDDEN), indices(rows, VOCAB)
+    before, tokens = randn(VOCAB, 64), indices(drafts * rows, VOCAB).view(drafts, rows)
+    weight = torch.randn(HIDDEN + 64, device=DEVICE)
+    bias = torch.zeros((), device=DEVICE)
+
+    def call(pdl: bool) -> None:
+        confidence_logits(weight, bias, before, hidden, bonus, tokens, pdl=pdl)
+
+    return call, size(hidden, weight, bonus, tokens) + drafts * rows * (2 * 64 + 4)
 
 
 CASES: dict[str, Callable[[int], Case]] = {
@@ -134,6 +150,7 @@ CASES: dict[str, Callable[[int], Case]] = {
     "greedy_argmax float32": lambda tokens: argmax_case(tokens, torch.float32),
     "allocate_verify 7": lambda rows: allocate_case(rows, 7),
     "allocate_verify 15": lambda rows: allocate_case(rows, 15),
+    "confidence_logits 7": lambda rows: confidence_case(rows, 7),
 }
 
 

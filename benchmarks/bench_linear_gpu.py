@@ -18,7 +18,7 @@ import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -38,7 +38,12 @@ from outrider.kernels.linear_gpu import (
     silu_mul_interleaved,
 )
 from outrider.kernels.split_workspace import SplitWorkspace
-from outrider.kernels.stream_config import StreamConfig, stream_shortlist
+from outrider.kernels.stream_config import (
+    WEIGHT_ROWS,
+    StreamConfig,
+    stream_shortlist,
+    with_stages,
+)
 
 HIDDEN, QKV, FFN, VOCAB = 4096, 6144, 12288, 151936
 SHAPES = {
@@ -78,6 +83,23 @@ def norm(x: torch.Tensor, other: torch.Tensor | None, out: torch.Tensor, pdl: bo
         x, other, out, x.stride(0), WIDTH=HIDDEN, ADD=other is not None, PDL=pdl, num_warps=8,
         **launch,
     )  # fmt: skip
+
+
+def tall_cuts(n: int, block_m: int, gated: bool, sms: int = 132) -> Iterator[StreamConfig]:
+    """Tiles of every height in up to eight parts that keep most multiprocessors busy at once.
+
+    A tile of t x 64 weight rows reads x once for its own bytes: of 128 rows that is as much again
+    for t = 2 and half for t = 4. Its parts leave sums for each other, which are traffic, too.
+    """
+    blocks = -(-n // WEIGHT_ROWS)
+    cuts = itertools.product((1, 2, 3, 4), (64, 128), range(1, 9), (4, 8))
+    for tiles, block_k, split, warps in cuts:
+        programs = -(-blocks // tiles) * split
+        if tiles * block_m > 64 * warps or not 0.45 * sms <= programs <= sms:
+            continue
+        cut = with_stages(StreamConfig(tiles, block_k, 2, warps, split), block_m, gated)
+        if cut is not None:
+            yield cut
 
 
 class Weights:
@@ -237,13 +259,15 @@ class Bench:
         call(cycle[0])
         return graph_seconds([partial(call, w) for w in cycle]) / len(cycle)
 
-    def sweep(self, tiers: list[int], kernel: str) -> None:
+    def sweep(self, tiers: list[int], kernel: str, tall: bool) -> None:
         """Time the configurations of each tier, compiled all together."""
         plans: dict[tuple[int, str], list[LinearConfig]] = {}
         for tier, name in itertools.product(tiers, SHAPES):
             if kernel == "stream":
                 gated = name == "gate_up"
-                plans[tier, name] = [*stream_shortlist(*SHAPES[name], tier, gated=gated)]
+                found = stream_shortlist(*SHAPES[name], tier, gated=gated)
+                more = tall_cuts(SHAPES[name][0], tier, gated) if tall else ()
+                plans[tier, name] = [*dict.fromkeys((*found, *more))]
             else:
                 plans[tier, name] = [*candidates(*SHAPES[name], tier)]
         works = self.compile((t, c, "", True) for (t, _), found in plans.items() for c in found)
@@ -397,6 +421,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--tiers", default="16,32,64,128")
     parser.add_argument("--kernel", choices=("stream", "skinny"), default="stream")
+    parser.add_argument("--tall", action="store_true", help="sweep all tall tiles in parts, too")
     parser.add_argument("--budget", type=float, default=110.0, help="seconds for the sweep")
     parser.add_argument("--processes", type=int, default=14, help="that compile")
     args = parser.parse_args()
@@ -405,7 +430,7 @@ def main() -> int:
     with ProcessPoolExecutor(args.processes, mp_context=spawn) as pool:
         bench = Bench(args.json, args.layers, args.budget, pool)
         bench.measure_cublas()
-        bench.sweep(tiers, args.kernel)
+        bench.sweep(tiers, args.kernel, args.tall)
         bench.per_row_count(tiers)
         bench.chain()
     bench.say(f"written to {args.json}")

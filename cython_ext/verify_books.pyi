@@ -31,9 +31,15 @@ class VerifyBooks:
     A step goes by the confidence of the one `lag` before, counted over steps with room for drafts.
     Of up to `gamma` drafts a request, the first `limit` may be verified, and those of a survival
     of `eps` or more. ValueError names what does not fit.
+
+    `sizes` int32 [n], rising: a step of verify rows alone runs, and costs, as the first of these
+    that holds it, or as full rows of the first that holds its rows, if that is less. One whose full
+    rows the last of them does not hold runs in its exact size, as all do without any.
     """
 
-    def __new__(cls, slots: int, gamma: int, lag: int, limit: int, eps: float) -> VerifyBooks: ...
+    def __new__(
+        cls, slots: int, gamma: int, lag: int, limit: int, eps: float, sizes: bytes = b""
+    ) -> VerifyBooks: ...
     def start(self, slot: int) -> None:
         """A new request enters the slot."""
 

@@ -89,9 +89,17 @@ cdef double between(
     return (values[j + 1] - values[j]) / (probes[j + 1] - probes[j]) * (x - probes[j]) + values[j]
 
 
+cdef struct Size:
+    Py_ssize_t at               # the first of the sizes that may hold it
+    Py_ssize_t most             # of a step of these rows; 0: it runs in its exact size
+
+
 @final
 cdef class VerifyBooks:
     cdef int slots, gamma, limit, lag
+    cdef bytes graphs           # whose data `sizes` are
+    cdef const int32_t *sizes   # [size_count], rising
+    cdef Py_ssize_t size_count
     cdef float eps
     cdef int64_t steps              # planned
     cdef int64_t taken              # whose confidence is in
@@ -106,13 +114,22 @@ cdef class VerifyBooks:
     cdef uint32_t *ranked           # [slots * gamma], bits of candidates' survivals
     cdef uint32_t *spare
 
-    def __cinit__(self, int slots, int gamma, int lag, int limit, double eps):
+    def __cinit__(
+        self, int slots, int gamma, int lag, int limit, double eps, bytes sizes not None=b""
+    ):
+        cdef Py_ssize_t i
         if lag < 1:
             raise ValueError(f"lag: must be 1 or more, got {lag}")
         if slots < 1 or gamma < 1 or not 0 <= limit <= gamma:
             raise ValueError(f"slots {slots} and gamma {gamma} must be 1 or more, limit 0 to gamma")
         if not eps >= 0.0:
             raise ValueError(f"eps: must be 0 or more, got {eps}")
+        self.graphs = sizes
+        self.sizes = int32_data(sizes)
+        self.size_count = PyBytes_GET_SIZE(sizes) // 4
+        for i in range(self.size_count):
+            if self.sizes[i] <= (self.sizes[i - 1] if i else 0):
+                raise ValueError(f"sizes: must rise from 1, got {self.sizes[i]} at place {i}")
         self.slots = slots
         self.gamma = gamma
         self.lag = lag
@@ -181,6 +198,7 @@ cdef class VerifyBooks:
         cdef const int32_t *caps = int32_data(q_caps)
         cdef int64_t source = self.steps - self.lag
         cdef double emitted, seconds, fixed
+        cdef Size size
         if rows > self.slots or PyBytes_GET_SIZE(q_caps) != 4 * rows:
             raise ValueError(
                 f"q_caps: {PyBytes_GET_SIZE(q_caps)} bytes for {rows} rows of {self.slots} slots"
@@ -214,7 +232,8 @@ cdef class VerifyBooks:
         for r in range(min(drafts, found)):
             emitted += (<float*>self.ranked)[found - 1 - r]
         at = 0
-        seconds = costs.value(batch_tokens + drafts, &at)
+        size = self.sized(rows, batch_tokens)
+        seconds = costs.value(self.tokens(&size, batch_tokens + drafts), &at)
         seconds = fixed + seconds if costs.additive else 1.0 / seconds
         return drafts, found, seconds, (emitted + rows) / seconds
 
@@ -248,10 +267,11 @@ cdef class VerifyBooks:
         cdef const float *chances = <const float*>self.ranked
         cdef Py_ssize_t drafts, best = 0, at = 0
         cdef double total = 0.0, rate, value, best_rate = -1.0
+        cdef Size size = self.sized(rows, batch_tokens)
         for drafts in range(found + 1):
             if drafts:
                 total += chances[found - drafts]
-            value = costs.value(batch_tokens + drafts, &at)
+            value = costs.value(self.tokens(&size, batch_tokens + drafts), &at)
             if costs.additive:
                 rate = (total + rows) / (fixed + value)
             else:
@@ -260,6 +280,26 @@ cdef class VerifyBooks:
                 best_rate = rate
                 best = drafts
         return best
+
+    cdef Size sized(self, Py_ssize_t rows, Py_ssize_t batch_tokens) noexcept nogil:
+        """The sizes that a step of verify rows alone may run in."""
+        cdef Py_ssize_t width = self.gamma + 1, last = self.size_count - 1
+        cdef Size found
+        found.at = found.most = 0
+        if batch_tokens != rows or last < 0 or rows * width > self.sizes[last]:
+            return found
+        while self.sizes[found.at] < rows:
+            found.at += 1
+        found.most = min(self.sizes[found.at] * width, self.sizes[last])
+        return found
+
+    cdef Py_ssize_t tokens(self, Size *size, Py_ssize_t tokens) noexcept nogil:
+        """Tokens that such a step has in fact; from call to call they rise."""
+        if tokens > size.most:
+            return tokens
+        while self.sizes[size.at] < tokens:
+            size.at += 1
+        return min(self.sizes[size.at], size.most)
 
     def take(self, bytes q_caps not None, Py_ssize_t rows, bytes confidence not None):
         cdef const int32_t *caps = int32_data(q_caps)

@@ -28,14 +28,16 @@ class RaggedRows:
     def cut(self, rows: DraftRows, logits: torch.Tensor, budget: int) -> VerifyCut:
         """``logits`` float32[R, G] raw, of ``rows`` that have their drafts; ``budget``: see
         StepPlan."""
-        confidence = torch.sigmoid(logits[: len(rows.caps)].float() / self._temperatures)
-        lens = torch.empty_like(rows.caps)
+        logits = logits[: len(rows.caps)].float()
+        confidence, lens = torch.empty_like(logits), torch.empty_like(rows.caps)
         allocate_verify(
-            confidence,
+            logits,
+            self._temperatures,
             rows.proposed,
             torch.tensor([budget], dtype=torch.int32),
             limit=self._rules.limit,
             eps=self._rules.eps,
+            confidence=confidence,
             verify_lens=lens,
         )
         return VerifyCut(confidence, lens)

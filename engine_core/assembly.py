@@ -114,7 +114,8 @@ def assemble(
         policy = config.engine.speculative_length_policy
         if config.drafter.on_device:
             trees = config.draft_topk > 1
-            device = DeviceLengths(times, slots, nodes, policy, drafting, trees)
+            trims = config.ragged.trims
+            device = DeviceLengths(times, slots, nodes, policy, drafting, trees, trims)
         if config.drafter.host:
             made = make_host_drafter(config.drafter, config.engine)
             if isinstance(made, Refused):

@@ -11,6 +11,7 @@ from .draft_config import SpecShape
 from .draft_window import WindowPool, window_pool
 from .drafter_spec import NGRAM, NGRAM_BY_SOURCE, DrafterSpec, DraftKV, find_drafter
 from .forced_drafts import forced_drafts, may_have_grammars, verify_width
+from .graph_sizes import verify_tokens
 from .ngram import NgramConfig
 from .processor_names import refuse_processors
 from .ragged_verify import RaggedVerify, read_ragged
@@ -582,7 +583,9 @@ def resolve_config(config: EngineConfig, worker: WorkerInfo) -> CoreConfig | Ref
     running = min(config.max_running_requests, worker.max_slots)
     chunk = config.chunked_prefill_size
     shape = PLAIN if drafter is None else config.shape(drafter)
-    ragged = read_ragged(config, drafter, shape.num_draft_tokens - 1, shape.topk)
+    width, graphs = shape.num_draft_tokens, worker.device == "cuda"
+    sizes = verify_tokens(config, width) if graphs else ()
+    ragged = read_ragged(config, drafter, width - 1, shape.topk, sizes)
     if isinstance(ragged, Refused):
         return ragged
     pool: WindowPool | None = None

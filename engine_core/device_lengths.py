@@ -40,7 +40,8 @@ class DeviceLengths:
     ``plan`` (or ``weigh`` and ``settle``) comes before each step, ``start`` once a slot has a new
     request, ``observe`` and ``learn`` with every result in order. ``times``: T(batch tokens), of
     steps without drafting if ``drafting``, seconds by rows that draft, is given; else of steps
-    with it. ``trees``: the drafter's drafts branch, so its rows are never cut.
+    with it. ``trees``: the drafter's drafts branch, so its rows are never cut; nor are they where
+    a planner ``trims`` what they verify, and knows each draft's own chances.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class DeviceLengths:
         policy: Literal["auto", "fixed"] = "auto",
         drafting: StepTimes | None = None,
         trees: bool = False,
+        trims: bool = False,
     ) -> None:
         self.times = times
         self.drafting = drafting
         self._fixed = policy == "fixed"
         self._width = width
+        self._whole = trims
         self._margin = _MARGIN if drafting is None else _MODEL_MARGIN
         self._estimates: Estimates
         if trees:
@@ -89,6 +92,8 @@ class DeviceLengths:
         chosen, gain = self._estimates.choose(
             slots, caps, batch_tokens, self.times.table, self._extra(len(slots)), self._margin
         )
+        if self._whole and chosen.any():
+            chosen = caps
         if not chosen.all():
             reasons[(caps > 0) & (chosen == 0)] = NOT_PROFITABLE
         return StepLengths(False, chosen, reasons, gain)

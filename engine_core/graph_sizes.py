@@ -1,18 +1,20 @@
-"""The sizes of steps with prompt chunks that CUDA graphs are captured for.
+"""The sizes of steps that CUDA graphs are captured for.
 
-A step of verify rows alone wants a close fit, as there are many of them; one with chunks is long,
-and is launched kernel by kernel where no graph holds it. So these sizes are few.
+A step of verify rows alone wants a close fit, as there are many of them. One with prompt chunks is
+long, and is launched kernel by kernel where no graph holds it, so the sizes of these are few.
 """
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .config import EngineConfig
+if TYPE_CHECKING:
+    from .config import EngineConfig
 
 CHUNK_ROWS = 32  # prefill rows of such a step
 CHUNK_TOKENS = 1024  # and their tokens: more keep a device busy while the host launches kernels
 
+_SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _LEAST_ROWS = 8
 _TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024)
 
@@ -24,13 +26,28 @@ class ChunkTier(NamedTuple):
     tokens: int
 
 
-def graph_rows(config: EngineConfig) -> int:
+def graph_rows(config: "EngineConfig") -> int:
     """Most verify rows of a step that replays a graph."""
     rows = config.max_running_requests
     return min(config.cuda_graph_max_bs or rows, rows)
 
 
-def graph_chunk(config: EngineConfig) -> int:
+def ladder(top: int) -> tuple[int, ...]:
+    """Sizes up to and including ``top``: steps of at most a half, and of a third from 32 on."""
+    sizes = [size for size in _SMALL if size < top]
+    size = 96
+    while size < top:
+        sizes.append(size)
+        size += max(32, size // 3 // 32 * 32)
+    return (*sizes, top)
+
+
+def verify_tokens(config: "EngineConfig", width: int) -> tuple[int, ...]:
+    """Query tokens of graphs of verify rows alone, of up to ``width`` each; none without graphs."""
+    return () if config.disable_cuda_graph else ladder(graph_rows(config) * width)
+
+
+def graph_chunk(config: "EngineConfig") -> int:
     """Most prompt tokens of a step that replays a graph; 0 without graphs."""
     if config.disable_cuda_graph:
         return 0

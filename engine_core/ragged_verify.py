@@ -29,7 +29,8 @@ class RaggedVerify(msgspec.Struct, frozen=True, kw_only=True):
 
     ``temperatures``: one a draft position, of a drafter whose confidence plans the lengths; empty
     where none does. ``step_costs`` or ``additive_costs``: the SPS table, if there is one.
-    ``align``: a graph's spare tokens become drafts.
+    ``align``: a graph's spare tokens become drafts. ``sizes``: query tokens of the graphs that
+    steps of verify rows alone run in; none where they run in their exact size.
     """
 
     mode: RaggedMode = "static"
@@ -37,11 +38,17 @@ class RaggedVerify(msgspec.Struct, frozen=True, kw_only=True):
     step_costs: StepTable | None = None
     additive_costs: AdditiveTable | None = None
     align: bool = False
+    sizes: tuple[int, ...] = ()
 
     @property
     def planned(self) -> bool:
         """Whether confidence decides which drafts are verified."""
         return bool(self.temperatures)
+
+    @property
+    def trims(self) -> bool:
+        """Whether it may leave some out, for what they cost."""
+        return self.planned and self.costs is not None
 
     @property
     def costs(self) -> SpsTable | None:
@@ -101,9 +108,14 @@ def refuse_ragged(config: "EngineConfig", spec: DrafterSpec) -> Refused | None:
 
 
 def read_ragged(
-    config: "EngineConfig", spec: DrafterSpec | None, drafts: int, topk: int
+    config: "EngineConfig",
+    spec: DrafterSpec | None,
+    drafts: int,
+    topk: int,
+    sizes: tuple[int, ...] = (),
 ) -> RaggedVerify | Refused:
-    """Resolve the mode and read its tables, for rows of up to ``drafts`` drafts."""
+    """Resolve the mode and read its tables, for rows of up to ``drafts`` drafts; ``sizes``: of
+    graphs (see ``RaggedVerify``)."""
     mode = config.speculative_ragged_verify_mode or "static"
     if spec is None or mode == "static" or not spec.plans_verify:
         return RaggedVerify(mode=mode)
@@ -128,6 +140,7 @@ def read_ragged(
         step_costs=costs if isinstance(costs, StepTable) else None,
         additive_costs=costs if isinstance(costs, AdditiveTable) else None,
         align=mode == "compact" and config.speculative_dspark_align_verify_tokens_to_graph_tier,
+        sizes=sizes,
     )
 
 

@@ -7,7 +7,10 @@ question of what happens to be ready, so a trace replays.
 """
 
 import math
+from collections.abc import Sequence
 from typing import final
+
+import numpy as np
 
 from ..cython_ext.verify_books import StepCosts, VerifyBooks
 from .sps_table import UNKNOWN, SpsTable
@@ -19,8 +22,10 @@ class VerifyPlanner:
     """For each verify step in order: ``plan`` when it is planned, ``push`` with its confidence when
     that is in, ``lag`` steps later at most. ``start`` once a slot has a new request.
 
-    With ``lag`` 1 each step's confidence is in before the next one is planned: no overlap. Raises
-    ValueError for a lag below 1.
+    With ``lag`` 1 each step's confidence is in before the next one is planned: no overlap.
+    ``sizes``: of the graphs that steps of verify rows alone run in, so that what a budget leaves of
+    a graph is no saving (see ``VerifyBooks``). Raises ValueError for a lag below 1, and for sizes
+    that do not rise.
 
     ``last``: what was decided for the last step; None where it had no room for drafts, and where
     everything is verified for want of confidence or of a table. Without a table (``costs`` None)
@@ -28,12 +33,18 @@ class VerifyPlanner:
     """
 
     def __init__(
-        self, max_slots: int, rules: VerifyRules, costs: SpsTable | None = None, lag: int = 2
+        self,
+        max_slots: int,
+        rules: VerifyRules,
+        costs: SpsTable | None = None,
+        lag: int = 2,
+        sizes: Sequence[int] = (),
     ) -> None:
         self.rules = rules
         self.last: VerifyBudget | None = None
         self._table: StepCosts | None = None if costs is None or costs is UNKNOWN else costs.costs
-        self._books = VerifyBooks(max_slots, rules.gamma, lag, rules.limit, rules.eps)
+        graphs = np.array(sizes, dtype=np.int32).tobytes()
+        self._books = VerifyBooks(max_slots, rules.gamma, lag, rules.limit, rules.eps, graphs)
         self._fraction: float | None = None
 
     def start(self, slot: int) -> None:

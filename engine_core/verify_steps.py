@@ -47,4 +47,5 @@ class VerifySteps:
         self.planner = self._new_planner()
 
     def _new_planner(self) -> VerifyPlanner:
-        return VerifyPlanner(self._max_slots, self._ragged.rules, self._ragged.costs)
+        ragged = self._ragged
+        return VerifyPlanner(self._max_slots, ragged.rules, ragged.costs, sizes=ragged.sizes)

@@ -31,8 +31,12 @@ def _compact(
     room: tl.tensor,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     begins = tl.zeros([ROWS], tl.int32)
     node_begins = tl.zeros([ROWS], tl.int32)
     for low in range(0, rows, ROWS):
@@ -103,10 +107,12 @@ def compact_rows(
     node_index_out: torch.Tensor,
     proposed: torch.Tensor,
     depths: torch.Tensor,
+    pdl: bool = False,
 ) -> None:
     """Keep the first tokens of R rows and close the gaps, see the reference.
 
-    Raises ValueError unless what is written by token has the same length.
+    ``pdl``: programmatic dependent launch (Hopper and later). Raises ValueError unless what is
+    written by token has the same length.
     """
     rows, room = len(caps), len(tokens_out)
     if len(parents_out) != room or len(node_index_out) != room:
@@ -129,5 +135,7 @@ def compact_rows(
         room,
         BLOCK=_BLOCK,
         ROWS=min(triton.next_power_of_2(max(rows, 1)), _MOST_ROWS),
+        PDL=pdl,
         num_warps=4,
+        launch_pdl=pdl,
     )

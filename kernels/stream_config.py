@@ -61,6 +61,17 @@ def shared_bytes(config: StreamConfig, block_m: int, gated: bool) -> int:
     return config.stages * stage + turned + _SPARE_BYTES
 
 
+def with_stages(
+    cut: StreamConfig, block_m: int, gated: bool, residents: int = 1
+) -> StreamConfig | None:
+    """The cut with as many loads in flight as fit where ``residents`` programs share a
+    multiprocessor; None if three do not.
+    """
+    fits = (replace(cut, stages=count) for count in range(_MOST_STAGES, 2, -1))
+    room = SHARED_BYTES // residents
+    return next((c for c in fits if shared_bytes(c, block_m, gated) <= room), None)
+
+
 def _cuts(n: int, k: int, block_m: int, sms: int) -> Iterator[tuple[StreamConfig, int]]:
     """Cuts without their number of stages, and how many programs share a multiprocessor."""
     blocks = -(-n // WEIGHT_ROWS)
@@ -91,9 +102,7 @@ def stream_shortlist(
     """
     found = []
     for cut, residents in _cuts(n, k, block_m, sms) if k % 8 == 0 else ():
-        room = SHARED_BYTES // residents
-        fits = (replace(cut, stages=count) for count in range(_MOST_STAGES, 2, -1))
-        config = next((c for c in fits if shared_bytes(c, block_m, gated) <= room), None)
+        config = with_stages(cut, block_m, gated, residents)
         if config is not None:
             found.append(config)
     return list(dict.fromkeys(found))

@@ -4,27 +4,33 @@ import torch
 
 
 def allocate_verify(
-    confidence: torch.Tensor,
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
     caps: torch.Tensor,
     budget: torch.Tensor,
     *,
     limit: int,
     eps: float,
+    confidence: torch.Tensor,
     verify_lens: torch.Tensor,
 ) -> None:
     """Give the drafts of R rows that are likeliest to be accepted a place in the step.
 
-    In: confidence float32[R, G], the chance that draft k of a row is accepted if all before it
-    were; caps int32[R], most drafts of a row, 0 for rows that do not draft; budget int32[1], drafts
-    of all rows together. Draft k's survival is the product of the row's chances up to k, rounded to
-    float32 after each; candidates are drafts with k < min(limit, cap) and a survival of ``eps`` or
-    more (a NaN is less), the surest first, of equals the shallower, then the lower row. The first
+    In: logits float32[R, G] and temperatures float32[G] of the drafts' confidence; caps int32[R],
+    most drafts of a row, 0 for rows that do not draft; budget int32[1], drafts of all rows
+    together. Out: confidence float32[R, G] = sigmoid(logits / temperatures), the chance that draft
+    k of a row is accepted if all before it were.
+
+    Draft k's survival is the product of the row's chances up to k, rounded to float32 after each;
+    candidates are drafts with k < min(limit, cap) and a survival of ``eps`` or more (a NaN is
+    less), the surest first, of equals the shallower, then the lower row. The first
     ``budget`` are taken; of a negative budget all that the caps leave. As survival never rises
     along a row, those of a row are its first ones.
 
-    Out: verify_lens int32[R] = 1 + the row's drafts that were taken. Nothing is raised.
+    Out, too: verify_lens int32[R] = 1 + the row's drafts that were taken. Nothing is raised.
     """
-    rows, gamma = confidence.shape
+    rows, gamma = logits.shape
+    torch.sigmoid(logits / temperatures, out=confidence)
     running = torch.ones_like(confidence[:, 0])
     survival = torch.empty_like(confidence)
     for k in range(gamma):  # torch's own product of a column rounds elsewhere

@@ -69,15 +69,16 @@ class RaggedStep:
         assert logits is not None
         assert output.confidence is not None
         rows = len(staging.slots)
-        torch.sigmoid(logits[:rows].float() / self._temperatures, out=output.confidence)
         lens = torch.empty_like(staging.slots)
         assert output.proposed is not None
         allocate_verify(
-            output.confidence,
+            logits[:rows].float(),
+            self._temperatures,
             output.proposed,
             staging.budget,
             limit=self._rules.limit,
             eps=self._rules.eps,
+            confidence=output.confidence,
             verify_lens=lens,
             pdl=self._pdl,
         )
@@ -106,6 +107,7 @@ class RaggedStep:
             node_index_out=index,
             proposed=output.proposed,
             depths=output.depths,
+            pdl=self._pdl,
         )
         return staging._replace(
             cu_q=cu_q, node_cu=node_cu, tokens=tokens, parents=parents, node_index=index

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...engine_core.draft_config import BlockConfig, SpecShape
-from ...engine_core.graph_sizes import CHUNK_ROWS, chunk_rows, chunk_tiers, chunk_tokens
-
-_SMALL = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+from ...engine_core.graph_sizes import CHUNK_ROWS, chunk_rows, chunk_tiers, chunk_tokens, ladder
 
 
 class Tier(NamedTuple):
@@ -84,16 +82,6 @@ def block_sizes(tiers: Iterable[Tier], block: BlockConfig) -> set[int]:
             rows = tier.all_rows
             sizes |= {min(rows * block.rows, tier.tokens), rows * block.drafts, rows}
     return sizes
-
-
-def ladder(top: int) -> tuple[int, ...]:
-    """Sizes up to and including ``top``: steps of at most a half, and of a third from 32 on."""
-    sizes = [size for size in _SMALL if size < top]
-    size = 96
-    while size < top:
-        sizes.append(size)
-        size += max(32, size // 3 // 32 * 32)
-    return (*sizes, top)
 
 
 class Tiers:

@@ -1,4 +1,4 @@
-"""DSPARK's heads over a block's hidden states (block_drafts.md 2.5 and 2.6), in plain torch."""
+"""DSPARK's Markov heads over a block's hidden states (block_drafts.md 2.5), in plain torch."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from ...kernels.greedy_argmax import draft_argmax
 from ...kernels.markov_latent import gated_latent, rnn_latent
 from .block_net import Draw
-from .block_weights import ConfidenceWeights, MarkovWeights
+from .block_weights import MarkovWeights
 
 
 def draft_by_markov(
@@ -38,22 +38,3 @@ def draft_by_markov(
         else:
             draw(level, base + addend, chosen)
         before = chosen
-
-
-def confidence_logits(
-    head: ConfidenceWeights,
-    w1: torch.Tensor | None,
-    hidden: torch.Tensor,
-    bonus: torch.Tensor,
-    tokens: torch.Tensor,
-) -> torch.Tensor:
-    """float32[R, D]: how sure the head is of D drafts, not yet squashed.
-
-    ``hidden`` [D, R, H]; ``tokens`` int64[D, R], which follow ``bonus`` int64[R]. ``w1`` [V, r]:
-    embeddings of the token before, for heads that read it.
-    """
-    taken = hidden.float()
-    if w1 is not None:
-        before = torch.cat((bonus[None], tokens[:-1]))
-        taken = torch.cat((taken, F.embedding(before, w1).float()), dim=2)
-    return (taken @ head.weight + head.bias).t().contiguous()

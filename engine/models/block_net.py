@@ -61,15 +61,22 @@ class BlockNet(Protocol):
         bonus: torch.Tensor,
         tokens: torch.Tensor,
         draw: Draw | None = None,
-    ) -> torch.Tensor | None:
+    ) -> None:
         """Draft R blocks: fill ``tokens`` int64[drafts, R].
 
         Greedily, of equal logits the lowest id; or by ``draw``, which gets each draft's logits in
         turn, with the Markov head's part.
 
         ``hidden`` [drafts, R, H]: of ``forward``'s answer the rows that propose, draft by draft;
-        ``bonus`` int64[R]: the tokens that the blocks begin with. All three are contiguous. Returns
-        float32[R, drafts], the confidence head's raw logits; None without one.
+        ``bonus`` int64[R]: the tokens that the blocks begin with. All three are contiguous.
+        """
+        ...
+
+    def confidence(
+        self, hidden: torch.Tensor, bonus: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The confidence head's raw logits of what ``choose`` drafted from the same tensors,
+        float32[R, drafts]; None without one.
         """
         ...
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from ...engine_core.draft_config import DraftConfig
+from ...kernels.confidence_logits_gpu import confidence_logits
 from ...kernels.embedding_gpu import embed
 from ...kernels.greedy_argmax_gpu import draft_argmax
 from ...kernels.inject_kv_gpu import inject_kv
@@ -13,7 +14,6 @@ from ..forward_batch import ForwardBatch
 from ..gemm_table import GemmKey
 from ..gemm_timer import Layer
 from ..kv_pool import KVPool
-from .block_heads import confidence_logits
 from .block_masks import BlockMasks
 from .block_net import Draw
 from .block_weights import BlockWeights
@@ -135,9 +135,8 @@ class GpuBlock:
         bonus: torch.Tensor,
         tokens: torch.Tensor,
         draw: Draw | None = None,
-    ) -> torch.Tensor | None:
+    ) -> None:
         """Draft R blocks: fill ``tokens`` int64[D, R] from ``hidden`` [D, R, H]."""
-        weights = self._weights
         logits = self.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         if self._markov is not None:
             self._markov.draft(hidden, logits, bonus, tokens, draw)
@@ -147,7 +146,16 @@ class GpuBlock:
         else:
             for level, chosen in enumerate(tokens):
                 draw(level, logits[level], chosen)
-        if weights.confidence is None:
+
+    @torch.inference_mode()
+    def confidence(
+        self, hidden: torch.Tensor, bonus: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor | None:
+        """float32[R, D]: the confidence head's raw logits of drafts [D, R]; None without one."""
+        head = self._weights.confidence
+        if head is None:
             return None
-        w1 = read_before(weights, self._block)
-        return confidence_logits(weights.confidence, w1, hidden, bonus, tokens)
+        before = read_before(self._weights, self._block)
+        return confidence_logits(
+            head.weight, head.bias, before, hidden, bonus, tokens, pdl=self._parts.pdl
+        )

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ...engine_core.draft_config import BlockConfig, DraftConfig
+from ...kernels.confidence_logits import confidence_logits
 from ...kernels.embedding import embed
 from ...kernels.greedy_argmax import draft_argmax
 from ...kernels.inject_kv import inject_kv
@@ -11,7 +12,7 @@ from ...kernels.rms_norm import rms_norm
 from ..forward_batch import ForwardBatch
 from ..kv_pool import KVPool
 from ..rotary import RotaryTable
-from .block_heads import confidence_logits, draft_by_markov
+from .block_heads import draft_by_markov
 from .block_masks import BlockMasks
 from .block_net import Draw
 from .block_weights import BlockWeights, ConfidenceWeights, MarkovWeights
@@ -97,7 +98,7 @@ class TorchBlock:
         bonus: torch.Tensor,
         tokens: torch.Tensor,
         draw: Draw | None = None,
-    ) -> torch.Tensor | None:
+    ) -> None:
         """Draft R blocks: fill ``tokens`` int64[D, R] from ``hidden`` [D, R, H]."""
         weights = self._weights
         logits = self.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
@@ -109,10 +110,17 @@ class TorchBlock:
         else:
             for level, chosen in enumerate(tokens):
                 draw(level, logits[level], chosen)
-        if weights.confidence is None:
+
+    @torch.inference_mode()
+    def confidence(
+        self, hidden: torch.Tensor, bonus: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor | None:
+        """float32[R, D]: the confidence head's raw logits of drafts [D, R]; None without one."""
+        head = self._weights.confidence
+        if head is None:
             return None
-        w1 = read_before(weights, self._block)
-        return confidence_logits(weights.confidence, w1, hidden, bonus, tokens)
+        before = read_before(self._weights, self._block)
+        return confidence_logits(head.weight, head.bias, before, hidden, bonus, tokens)
 
 
 def block_of(config: DraftConfig) -> BlockConfig:

@@ -1,5 +1,7 @@
 """DFLASH and DSPARK: blocks of drafts from one forward pass (block_drafts.md 1.8 to 2.7)."""
 
+from typing import NamedTuple
+
 import torch
 
 from ...engine_core.plan import SlotInit
@@ -13,20 +15,27 @@ from .draft_passes import pages_of
 from .row_constants import RowConstants
 
 
+class _Drafted(NamedTuple):
+    """See ``BlockNet.choose``."""
+
+    hidden: torch.Tensor
+    bonus: torch.Tensor
+    tokens: torch.Tensor
+
+
 class BlockDrafter:
     """A :class:`DeviceDrafter` whose net fills in a block of masked tokens behind the bonus token.
 
     ``align`` injects keys and values of all that the target ran, so that a slot's draft KV reaches
     as far as the target's. Those of rejected tokens and of blocks lie behind the slot's length,
     where the next block's and then injected ones replace them before they are read. ``bonus``
-    int64[S]: the newest token of each slot. ``confidence`` float32[R, drafts]: of the latest
-    ``propose``, row by row, the raw logits of the net's confidence head; None without one.
+    int64[S]: the newest token of each slot.
     """
 
     def __init__(self, context: DrafterContext, draft: LoadedBlock) -> None:
         net, device = draft.net, context.device
         self.feature_layers: tuple[int, ...] | None = net.config.feature_layers
-        self.confidence: torch.Tensor | None = None
+        self._drafted: _Drafted | None = None
         self._net = net
         self._kv = draft.kv
         self._block = block_of(net.config)
@@ -38,6 +47,13 @@ class BlockDrafter:
             size = draft.kv.page_size
             self._window = BlockWindow(draft.window, context.page_table, size, self._ops)
         self.bonus = torch.zeros(context.slots, dtype=torch.int64, device=device)
+
+    @property
+    def confidence(self) -> torch.Tensor | None:
+        """float32[R, drafts] of the latest ``propose``, row by row: the raw logits of the net's
+        confidence head, which runs for whoever asks; None without one, and before the first.
+        """
+        return None if self._drafted is None else self._net.confidence(*self._drafted)
 
     def enter(self, init: SlotInit) -> None:
         """Nothing to keep: the prefill gives all that is needed."""
@@ -58,7 +74,8 @@ class BlockDrafter:
         if rows.noise is not None:
             draw = DraftDraw(self._ops, rows.noise, rows.slots, rows.seq_lens, shape[0], None, None)
         drawn = None if draw is None else draw.draw
-        self.confidence = self._net.choose(picked, first, tokens, drawn)
+        self._net.choose(picked, first, tokens, drawn)
+        self._drafted = _Drafted(picked, first, tokens)
         self._ops.write_chains(
             tokens, rows.cu_q, rows.caps,
             tokens=rows.tokens, parents=rows.parents, proposed=rows.proposed, depths=rows.depths,

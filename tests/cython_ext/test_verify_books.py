@@ -12,7 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from outrider.cython_ext.verify_books import StepCosts, VerifyBooks
 
-from ..reference.verify_budget_ref import Rates, Relay, additive_rates, choose_budget, step_rates
+from ..reference.verify_budget_ref import (
+    Rates,
+    Relay,
+    additive_rates,
+    choose_budget,
+    run_sizes,
+    step_rates,
+)
 from ..stateful import run_until_reached
 
 GAMMA = 3
@@ -106,6 +113,9 @@ def test_what_cannot_be_is_refused() -> None:
         VerifyBooks(SLOTS, GAMMA, 2, GAMMA + 1, 0.0)
     with pytest.raises(ValueError, match="eps: must be 0 or more"):
         VerifyBooks(SLOTS, GAMMA, 2, GAMMA, float("nan"))
+    for sizes, at in (((0, 4), 0), ((2, 4, 4), 2), ((8, 4), 1)):
+        with pytest.raises(ValueError, match=f"sizes: must rise from 1, got . at place {at}"):
+            VerifyBooks(SLOTS, GAMMA, 2, GAMMA, 0.0, int32(*sizes))
     books = made()
     with pytest.raises(RuntimeError, match="not planned"):
         take(books, 0.5)
@@ -143,6 +153,11 @@ def test_costs_that_do_not_fit() -> None:
 probes = st.lists(st.integers(0, 40), min_size=1, max_size=6, unique=True).map(sorted)
 
 
+graphs = st.sampled_from([9, 40, 330]).flatmap(
+    lambda top: st.lists(st.integers(1, top), max_size=40, unique=True).map(sorted)
+)
+
+
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[StepCosts, Rates]:
     """One table, compiled and plain; as a rule larger steps are slower."""
@@ -167,7 +182,7 @@ def test_costs_are_those_of_numpy(
     table: tuple[StepCosts, Rates], requests: int, tokens: int
 ) -> None:
     costs, rates = table
-    wanted = 1.0 / rates(np.ones(1), requests, tokens)[0]
+    wanted = 1.0 / rates(np.ones(1), requests, np.array([float(tokens)]))[0]
     assert costs.seconds(requests, tokens) == pytest.approx(wanted, rel=1e-14)
 
 
@@ -183,6 +198,7 @@ class Machine(RuleBasedStateMachine):
         shorter=st.integers(0, 2),
         eps=st.sampled_from([0.0, 1e-6, 0.1]),
         table=tables(),
+        graphs=graphs,
     )
     def begin(
         self,
@@ -192,10 +208,12 @@ class Machine(RuleBasedStateMachine):
         shorter: int,
         eps: float,
         table: tuple[StepCosts, Rates],
+        graphs: list[int],
     ) -> None:
+        self.graphs = graphs
         self.gamma, self.slots, self.eps, self.limit = gamma, slots, eps, gamma - shorter
         self.costs, self.rates = table
-        self.books = VerifyBooks(slots, gamma, lag, self.limit, eps)
+        self.books = VerifyBooks(slots, gamma, lag, self.limit, eps, int32(*graphs))
         self.relay = Relay(slots, gamma, lag)
         self.flying: list[np.ndarray] = []  # drafts by row of the steps in flight
         for slot in range(1, slots):  # nobody has entered the first one yet
@@ -218,6 +236,7 @@ class Machine(RuleBasedStateMachine):
         drafts[rng.random(rows) < 0.5] = self.gamma
         if rng.random() < 0.1:
             drafts = np.minimum(drafts, 0)
+        more = max(0, more - 5)
         given = slots.tobytes(), (drafts + 1).tobytes(), rows + more
         source = self.relay.steps - self.relay.lag
         if not (drafts > 0).any():
@@ -243,7 +262,9 @@ class Machine(RuleBasedStateMachine):
         assert (survivals[~np.array(known)] == 1.0).all()
         self.reached["known"] += sum(known)
         self.reached["not known"] += rows - sum(known)
-        wanted = choose_budget(survivals, drafts, self.rates, self.limit, self.eps, given[2])
+        wanted = choose_budget(
+            survivals, drafts, self.rates, self.limit, self.eps, given[2], self.graphs
+        )
         assert found[1] == wanted.candidates
         self.reached["many"] += found[1] > 48
         if forced >= 0:
@@ -253,7 +274,14 @@ class Machine(RuleBasedStateMachine):
             self.reached["some of them"] += 0 < found[0] < found[1]
             assert found[0] == wanted.drafts
             assert found[3] == pytest.approx(wanted.emitted / found[2], rel=1e-12)
-        assert found[2] == self.costs.seconds(rows, given[2] + found[0])
+        runs = given[2] + found[0]
+        if not more:
+            runs = int(run_sizes(np.array([runs]), rows, self.gamma + 1, self.graphs)[0])
+        self.reached["in a larger graph"] += runs > given[2] + found[0]
+        self.reached["in no graph"] += (
+            not more and bool(self.graphs) and (rows * (self.gamma + 1) > self.graphs[-1])
+        )
+        assert found[2] == self.costs.seconds(rows, runs)
 
     @precondition(lambda self: len(self.flying) > 0)
     @rule(seed=st.integers(0, 2**16))
@@ -271,5 +299,6 @@ class Machine(RuleBasedStateMachine):
 
 def test_any_order_of_events() -> None:
     wanted = ("no room", "no table", "too early", "known", "not known", "many", "forced",
-              "some of them", "no number")  # fmt: skip
+              "some of them",
+              "no number", "in a larger graph", "in no graph")  # fmt: skip
     run_until_reached(Machine, Machine.reached, wanted, examples=60, steps=30)

@@ -338,7 +338,9 @@ def check_choice(
     bonus = torch.tensor([5, 0, VOCAB - 1])
     tokens = torch.empty(block.drafts, 3, dtype=torch.int64, device=device)
     picked = hidden[:, block.first_row :].transpose(0, 1).contiguous()
-    sure = net.choose(picked.to(device, net.dtype), bonus.to(device), tokens)
+    given = picked.to(device, net.dtype), bonus.to(device), tokens
+    net.choose(*given)
+    sure = net.confidence(*given)
     assert (sure is None) == (not block.confidence)
     for row in range(3):
         drafts, raw = reference.choose(hidden[row].double(), int(bonus[row]))

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from outrider.engine.models import torch_block, torch_layers
-from outrider.engine.models.block_heads import confidence_logits
-from outrider.engine.models.block_weights import BlockWeights, ConfidenceWeights
+from outrider.engine.models.block_weights import BlockWeights
 from outrider.engine.speculative.draft_law import DraftDraw, DraftLaw, DraftNoise
 from outrider.engine.speculative.draft_ops import draft_ops
 from outrider.engine_core.counters import Counters
 from outrider.engine_core.step_times import StepTimes
+from outrider.kernels.confidence_logits import confidence_logits
 
 from .batched_attention import batched_attention
 from .block_cores import TIMES, Change, block_core
@@ -185,14 +185,16 @@ def test_a_node_at_a_cap_tries_no_draft(place: Path) -> None:
 
 
 def of_itself(
-    head: ConfidenceWeights,
-    w1: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    before: torch.Tensor | None,
     hidden: torch.Tensor,
     bonus: torch.Tensor,
     tokens: torch.Tensor,
 ) -> torch.Tensor:
     """Confidence of a draft by its own token, not by the one before."""
-    return confidence_logits(head, w1, hidden, tokens[0], torch.cat((tokens[1:], bonus[None])))
+    late = torch.cat((tokens[1:], bonus[None]))
+    return confidence_logits(weight, bias, before, hidden, tokens[0], late)
 
 
 true_law = DraftDraw.law

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from outrider.engine.models import block_masks
-from outrider.engine.models.block_heads import confidence_logits, draft_by_markov
+from outrider.engine.models.block_heads import draft_by_markov
 from outrider.engine.models.block_net import BlockNet
 from outrider.engine.models.block_weights import ConfidenceWeights, MarkovWeights
 from outrider.engine.models.torch_block import TorchBlock
 from outrider.engine_core.draft_config import DraftConfig
+from outrider.kernels.confidence_logits import confidence_logits
 from outrider.kernels.markov_latent import gated_latent, rnn_latent
 
 from ..reference.block_draft import BlockReference
@@ -89,7 +90,7 @@ def test_large_blocks_whose_rows_see_each_other_are_refused() -> None:
 def test_confidence_cannot_read_a_head_that_is_not_there() -> None:
     config = block_config((0,), (False,), confidence=True, confidence_with_markov=True)
     with pytest.raises(ValueError, match="confidence_head_with_markov: there is no Markov head"):
-        made(config)[0].choose(
+        made(config)[0].confidence(
             torch.zeros(4, 1, 16), torch.zeros(1).long(), torch.zeros(4, 1).long()
         )
 
@@ -127,6 +128,7 @@ def test_confidence_is_raw_logits() -> None:
     head = ConfidenceWeights(torch.tensor([1.0, 0.5]), torch.tensor(-1.0))
     hidden = torch.tensor([[[3.0]], [[0.0]]])  # two drafts of one row
     w1 = torch.tensor([[0.0], [2.0]])
-    raw = confidence_logits(head, w1, hidden, torch.tensor([0]), torch.tensor([[1], [0]]))
+    bonus, tokens = torch.tensor([0]), torch.tensor([[1], [0]])
+    raw = confidence_logits(head.weight, head.bias, w1, hidden, bonus, tokens)
     assert raw.tolist() == [[2.0, 0.0]]
     assert raw.sigmoid()[0, 0].item() == pytest.approx(0.880797, abs=1e-6)

@@ -52,9 +52,12 @@ class Process:
         self.reached: Counter[str] = Counter()
 
     def lengths(
-        self, trees: bool = False, policy: Literal["auto", "fixed"] = "auto"
+        self,
+        trees: bool = False,
+        policy: Literal["auto", "fixed"] = "auto",
+        trims: bool = False,
     ) -> DeviceLengths:
-        lengths = DeviceLengths(self.times, self.rows, WIDTH, policy, self.costs, trees)
+        lengths = DeviceLengths(self.times, self.rows, WIDTH, policy, self.costs, trees, trims)
         for slot in self.slots.tolist():
             lengths.start(slot)
         return lengths
@@ -164,6 +167,23 @@ def test_all_rows_of_a_step_draft_or_none() -> None:
         last = plan.caps if plan.caps.any() else lengths.plan(process.slots, process.room, 8).caps
         assert last[0] == least
         assert last[1:].min() > least or trees
+
+
+@pytest.mark.parametrize(("p", "drafts"), [(0.9, True), (0.02, False)])
+def test_rows_that_a_planner_trims_are_whole_or_have_no_drafts(p: float, drafts: bool) -> None:
+    """It knows of each draft what these lengths know of a request's drafts at that depth."""
+    process = Process(8, p, *MACHINES["work"])
+    cut, whole = process.lengths(), process.lengths(trims=True)
+    for _ in range(300):
+        for lengths in (cut, whole):
+            plan = lengths.plan(process.slots, process.room, 8)
+            assert lengths is cut or set(plan.caps.tolist()) in ({0}, {WIDTH})
+            held = np.where(process.slots == 0, 0, plan.caps * drafts).astype(np.int32)
+            lengths.learn(process.slots, plan.caps, held + 1)
+    found = whole.weigh(process.slots, process.room, 8)
+    assert found.caps.tolist() == [WIDTH * drafts] * 8
+    assert bool(found.reasons.any()) == (not drafts)
+    assert cut.weigh(process.slots, process.room, 8).caps[0] < WIDTH
 
 
 def test_drafts_beside_prefill_must_earn_their_time() -> None:

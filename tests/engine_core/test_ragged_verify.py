@@ -41,6 +41,21 @@ def config(algorithm: str | None = "NGRAM", **fields: Any) -> EngineConfig:
     return EngineConfig(model="m", speculative_algorithm=algorithm, **fields)
 
 
+def test_on_a_gpu_the_planner_knows_the_graphs() -> None:
+    info = msgspec.structs.replace(FakeWorker().info(), draft_survival=True)
+    for device, fields, sizes in (
+        ("cuda", {}, (1, 2, 4, 8, 16, 24, 32, 48, 50)),
+        ("cuda", {"cuda_graph_max_bs": 3}, (1, 2, 4, 8, 15)),
+        ("cuda", {"disable_cuda_graph": True}, ()),
+        ("cpu", {}, ()),
+    ):
+        shape = {"speculative_num_steps": 4, "speculative_eagle_topk": 1}
+        asked = config("DSPARK", **{MODE: "compact", "max_running_requests": 10, **shape, **fields})
+        found = resolve_config(asked, msgspec.structs.replace(info, device=device))
+        assert not isinstance(found, Refused), found
+        assert found.ragged.sizes == sizes
+
+
 def write(path: Path, table: object) -> str:
     path.write_text(json.dumps(table))
     return str(path)

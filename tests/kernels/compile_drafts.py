@@ -14,6 +14,7 @@ from outrider.kernels import (
     add_rms_norm_gpu,
     block_layout_gpu,
     block_verify_gpu,
+    confidence_logits_gpu,
     draft_candidates_gpu,
     draft_extend_gpu,
     draft_input_gpu,
@@ -28,6 +29,7 @@ from outrider.kernels import (
     logit_masks_gpu,
     markov_latent_gpu,
     paged_attention_gpu,
+    ragged_rows_gpu,
     rejection_sample_gpu,
     rms_norm_gpu,
     simulate_survival_gpu,
@@ -144,11 +146,22 @@ def main() -> None:
     for width in (1, 4):
         compile_one(draft_nodes_gpu._select_tree, nodes, WIDTH=width, BLOCK=64, PART=16, PDL=True)
 
-    shared = {"f": "confidence", "i": "caps budget verify_lens", "e": "eps"}
-    sizes = {"LIMIT": 15, "DEPTHS": 16, "BLOCK": 256, "PDL": True}
+    floats = "logits temperatures confidence"
+    shared = {"f": floats, "i": "caps budget verify_lens", "e": "eps"}
+    sizes = {"LIMIT": 15, "GAMMA": 15, "DEPTHS": 16, "BLOCK": 256, "PDL": True}
     compile_one(verify_lens_gpu._allocate, shared, **sizes)
-    sizes = {"LIMIT": 1, "DEPTHS": 1, "BLOCK": 1, "PDL": False, "rows": 1, "stride": 1}
+    sizes = {"LIMIT": 1, "GAMMA": 1, "DEPTHS": 1, "BLOCK": 1, "PDL": False, "rows": 1, "stride": 1}
     compile_one(verify_lens_gpu._allocate, shared, **sizes)
+
+    kept = {"i": " ".join(ragged_rows_gpu._compact.arg_names[:13])}
+    compile_one(ragged_rows_gpu._compact, kept, BLOCK=128, ROWS=256, PDL=True)
+
+    head = {"f": "weight bias out", "h": "before hidden", "l": "bonus tokens"}
+    sizes = {"HIDDEN": 4096, "RANK": 256, "BLOCK": 1024, "RANK_BLOCK": 256, "PDL": True}
+    compile_one(confidence_logits_gpu._confidence_logits, head, **sizes)
+    sizes = {"HIDDEN": 8, "RANK": 0, "BLOCK": 8, "RANK_BLOCK": 1, "PDL": False}
+    one = {"rows": 1, "drafts": 1, "vocab": 0}
+    compile_one(confidence_logits_gpu._confidence_logits, head, before=None, **sizes, **one)
 
     made_up = {"i": "slots seq_lens lens", "f": "logits", "e": "root"}
     for drafts, padded in ((1, 1), (7, 8)):

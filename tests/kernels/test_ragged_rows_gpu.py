@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -67,7 +68,10 @@ def compact(module: ModuleType, device: str, rows: list[Row], room: int) -> dict
     proposed = column([row[4] for row in rows])
     depths = proposed.clone()
     place = torch.arange(total, dtype=torch.int32, device=device)
-    module.compact_rows(
+    call = module.compact_rows
+    if device == "cuda":
+        call = partial(call, pdl=torch.cuda.get_device_capability() >= (9, 0))
+    call(
         column(cu_q), column(node_cu), column([row[2] for row in rows]),
         column([row[3] for row in rows]), place + 1, place + 1000, **outs, proposed=proposed,
         depths=depths,

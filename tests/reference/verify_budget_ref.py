@@ -10,9 +10,8 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
-# Tokens a second of steps that emit float64[n + 1] tokens, of so many requests; step i of them is
-# of so many tokens and i.
-Rates = Callable[[F64, int, int], F64]
+# Tokens a second of steps that emit float64[n] tokens, of so many requests, and have float64[n].
+Rates = Callable[[F64, int, F64], F64]
 
 
 def survival(confidence: F32) -> F32:
@@ -23,8 +22,7 @@ def survival(confidence: F32) -> F32:
 def step_rates(tokens: list[float], steps_per_sec: list[float]) -> Rates:
     """By the largest probe within a step, or the first one."""
 
-    def rates(expected: F64, _requests: int, first: int) -> F64:
-        sizes = np.arange(first, first + len(expected), dtype=np.float64)
+    def rates(expected: F64, _requests: int, sizes: F64) -> F64:
         at = np.maximum(np.searchsorted(np.array(tokens), sizes, side="right") - 1, 0)
         found: F64 = expected * np.array(steps_per_sec)[at]
         return found
@@ -41,13 +39,26 @@ def additive_rates(
 ) -> Rates:
     """Seconds are a bias and two parts, linear between probes and constant beyond."""
 
-    def rates(expected: F64, requests: int, first: int) -> F64:
-        sizes = np.arange(first, first + len(expected), dtype=np.float64)
+    def rates(expected: F64, requests: int, sizes: F64) -> F64:
         fixed = bias + np.interp(requests, requests_at, alpha)
         found: F64 = expected / (fixed + np.interp(sizes, tokens_at, theta))
         return found
 
     return rates
+
+
+def run_sizes(wanted: F64, requests: int, width: int, graphs: list[int]) -> F64:
+    """What steps of so many tokens run as: the least graph that holds them, or full rows of the
+    least that holds the requests. Without one for the requests' full rows as they are.
+    """
+    if not graphs or requests * width > graphs[-1]:
+        return wanted
+    full = min(next(size for size in graphs if size >= requests) * width, graphs[-1])
+    taken = [
+        tokens if tokens > full else min(full, next(size for size in graphs if size >= tokens))
+        for tokens in wanted.tolist()
+    ]
+    return np.array(taken, dtype=np.float64)
 
 
 class Choice(NamedTuple):
@@ -57,15 +68,25 @@ class Choice(NamedTuple):
 
 
 def choose_budget(
-    survivals: F32, caps: I32, rates: Rates, limit: int, eps: float, batch_tokens: int
+    survivals: F32,
+    caps: I32,
+    rates: Rates,
+    limit: int,
+    eps: float,
+    batch_tokens: int,
+    graphs: list[int],
 ) -> Choice:
-    """The first budget of the best rate; ``caps`` int32[N]: most drafts of each row."""
+    """The first budget of the best rate; ``caps`` int32[N]: most drafts of each row. ``graphs``:
+    what steps without prompts run as, see ``run_sizes``."""
     usable = survivals[:, :limit]
     keep = usable >= np.float32(eps)
     keep &= np.arange(usable.shape[1]) < caps[:, None]
     ranked = np.sort(usable[keep])[::-1]
     expected = np.concatenate(([0.0], np.cumsum(ranked, dtype=np.float64))) + len(survivals)
-    drafts = int(np.argmax(rates(expected, len(survivals), batch_tokens)))
+    sizes = np.arange(batch_tokens, batch_tokens + len(expected), dtype=np.float64)
+    if batch_tokens == len(survivals):
+        sizes = run_sizes(sizes, len(survivals), survivals.shape[1] + 1, graphs)
+    drafts = int(np.argmax(rates(expected, len(survivals), sizes)))
     return Choice(drafts, len(ranked), float(expected[drafts]))
 
 

@@ -2,11 +2,14 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
-from outrider.engine.gpu.tiers import Prefill, Tier, Tiers, ladder, pass_sizes
+from outrider.engine.gpu.tiers import Prefill, Tier, Tiers, pass_sizes
 from outrider.engine_core.draft_config import SpecShape
-from outrider.engine_core.graph_sizes import CHUNK_ROWS, chunk_rows, chunk_tokens
+from outrider.engine_core.graph_sizes import CHUNK_ROWS, chunk_rows, chunk_tokens, ladder
+
+from ...reference.verify_budget_ref import run_sizes
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 12), (48, 12), (64, 8), (70, 3), (130, 1)])
@@ -73,6 +76,18 @@ def test_the_few_sizes_beside_prompts() -> None:
         assert sizes[-1] == top
         assert all(2 * after <= 5 * size for size, after in itertools.pairwise(sizes))
         assert all(4 * after >= 5 * size for size, after in itertools.pairwise(sizes))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (9, 3), (48, 12), (70, 8), (256, 8)])
+def test_planners_know_the_tier_of_every_budget(rows: int, width: int) -> None:
+    tiers, sizes = Tiers(rows, width, compact=True), list(ladder(rows * width))
+    for count in range(1, rows + 1):
+        wanted = np.arange(count, count * width + 1, dtype=np.float64)
+        runs = run_sizes(wanted, count, width, sizes)
+        for tokens, size in zip(wanted, runs, strict=True):
+            tier = tiers.of(count, int(tokens), False, drafts=True)
+            assert tier is not None
+            assert tier.tokens == size
 
 
 def test_the_ladder_ends_with_the_top() -> None:
