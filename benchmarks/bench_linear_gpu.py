@@ -265,9 +265,9 @@ class Bench:
         for tier, name in itertools.product(tiers, SHAPES):
             if kernel == "stream":
                 gated = name == "gate_up"
-                found = stream_shortlist(*SHAPES[name], tier, gated=gated)
+                short = stream_shortlist(*SHAPES[name], tier, gated=gated)
                 more = tall_cuts(SHAPES[name][0], tier, gated) if tall else ()
-                plans[tier, name] = [*dict.fromkeys((*found, *more))]
+                plans[tier, name] = [*dict.fromkeys((*short, *more))]
             else:
                 plans[tier, name] = [*candidates(*SHAPES[name], tier)]
         works = self.compile((t, c, "", True) for (t, _), found in plans.items() for c in found)

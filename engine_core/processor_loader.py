@@ -10,7 +10,7 @@ import msgspec
 
 from .config import CoreConfig
 from .processor_calls import Calls, refuse_calls, said
-from .processor_names import FIELD, Processor, find_processors
+from .processor_names import FIELD, Processor, find_processors, unloaded
 from .refusal import Refused, RefusedError
 
 
@@ -57,7 +57,7 @@ class ProcessorSet:
             return refused
         for name, arguments in calls.items():
             if name not in self._by_name:
-                return _unknown(name, self._by_name)
+                return unloaded(name, self._by_name)
             made = self.request(name, arguments)
             if isinstance(made, Refused):
                 return made
@@ -102,7 +102,7 @@ def refuse_processor_calls(calls: Calls, processors: ProcessorSet | None) -> Ref
     if not calls:
         return None
     if processors is None:
-        return _unknown(next(iter(calls)), {})
+        return unloaded(next(iter(calls)), ())
     return processors.refuse(calls)
 
 
@@ -137,9 +137,3 @@ def _make(one: Processor, context: ProcessorContext) -> ReadsArguments:
 
 def _broken(one: Processor, reason: str) -> RefusedError:
     return RefusedError(Refused(FIELD, f"{one.name}: {one.origin} {reason}"))
-
-
-def _unknown(name: str, known: Mapping[str, object]) -> Refused:
-    names = ", ".join(known) or "none"
-    reason = f"{name!r} is not loaded (loaded: {names}); load it with --logits-processors"
-    return Refused(FIELD, reason)

@@ -5,6 +5,7 @@ Nothing is imported here: a server checks a command line in processes that must 
 
 import re
 import sys
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple, get_args
@@ -73,6 +74,21 @@ def find_processors(asked: str | None) -> tuple[Processor, ...] | Refused:
             )
         found.append(processor)
     return tuple(found)
+
+
+def refuse_unloaded(asked: str | None, wanted: Iterable[str]) -> Refused | None:
+    """Why requests with these processors cannot be served beside the processors of a command line,
+    which can be found (see ``refuse_processors``).
+    """
+    found = find_processors(asked)
+    loaded = () if isinstance(found, Refused) else tuple(one.name for one in found)
+    return next((unloaded(name, loaded) for name in wanted if name not in loaded), None)
+
+
+def unloaded(name: str, loaded: Iterable[str]) -> Refused:
+    """That a request asks for a processor which is not there."""
+    names = ", ".join(loaded) or "none"
+    return _refuse(f"{name!r} is not loaded (loaded: {names}); load it with --logits-processors")
 
 
 def refuse_processors(asked: str | None, tp_size: int) -> Refused | None:

@@ -3,13 +3,15 @@
 import argparse
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from ..engine_core.capabilities import is_default, is_supported, refuse_unsupported
+from ..engine_core.config import EngineConfig
 from ..engine_core.grammar_spec import GrammarSpec
+from ..engine_core.processor_names import refuse_unloaded
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
 from . import grammars
@@ -116,6 +118,13 @@ def processor_calls(text: str) -> dict[str, dict[str, object]]:
     name = "logits_processors"
     found = _read_json(name, _JSON_FORMS[name], text)
     return msgspec.convert(found, dict[str, dict[str, object]])
+
+
+def refuse_unloaded_calls(config: EngineConfig, calls: Iterable[str]) -> None:
+    """Raise RefusedError for processors of ``--logits-processor-args`` that no flag loads."""
+    refused = refuse_unloaded(config.logits_processors, calls)
+    if refused is not None:
+        raise RefusedError(Refused(_FLAG_OF[refused.field], refused.reason))
 
 
 def _read_json(name: str, form: _JsonForm, text: str) -> object:

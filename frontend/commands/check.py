@@ -24,7 +24,7 @@ from ..lossless.features import Feature, processed
 from ..lossless.matrix import ROUNDING, Matrix
 from ..lossless.recording import Recording
 from ..lossless.report import LosslessReport, heading, row_lines, verdict
-from ..sampling_flags import processor_calls
+from ..sampling_flags import processor_calls, refuse_unloaded_calls
 
 KINDS = {"lossless": "does speculation change any output, feature by feature"}
 _ABSENT = {
@@ -88,8 +88,12 @@ def _lossless(args: list[str]) -> int:
     if config.speculative_algorithm is None:
         raise UsageError("--speculative-algorithm: name the drafter to check, or give --draft")
     prompts = PROMPTS if namespace.prompts is None else read_prompts(namespace.prompts)
-    calls = namespace.logits_processor_args
-    more = () if calls is None else processed(processor_calls(calls))
+    given = namespace.logits_processor_args
+    calls = {} if given is None else processor_calls(given)
+    if given is not None and not calls:
+        raise UsageError("--logits-processor-args: names no processor to check; leave it out")
+    refuse_unloaded_calls(config, calls)
+    more = processed(calls) if calls else ()
     target = JsonFile("--json", namespace.json)
     out = sys.stderr if namespace.json == "-" else sys.stdout
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ..flags import UsageError, add_engine_flags, print_config, resolve_engine
-from ..sampling_flags import add_sampling_flags, params_from_flags
+from ..sampling_flags import add_sampling_flags, params_from_flags, refuse_unloaded_calls
 from ..simulated import warn_if_simulated
 
 _ABSENT = {
@@ -33,6 +33,7 @@ def main(args: list[str]) -> int:
     namespace = parser.parse_args(args)
     config = resolve_engine(namespace, _ABSENT)
     params = params_from_flags(namespace)
+    refuse_unloaded_calls(config, params.logits_processors)
     for flag, wanted in (
         ("--logprobs", params.logprobs),
         ("--prompt-logprobs", params.prompt_logprobs),

@@ -9,7 +9,7 @@ from ...engine_core.config import EngineConfig
 from ...engine_core.sampling_params import SamplingParams
 from ..flags import UsageError, add_engine_flags, print_config, resolve_engine
 from ..json_file import JsonFile
-from ..sampling_flags import add_sampling_flags, params_from_flags
+from ..sampling_flags import add_sampling_flags, params_from_flags, refuse_unloaded_calls
 from ..simulated import warn_if_simulated
 
 
@@ -35,6 +35,7 @@ def main(args: list[str]) -> int:
     namespace = parser.parse_args(args)
     config = resolve_engine(namespace)
     base = params_from_flags(namespace)
+    refuse_unloaded_calls(config, base.logits_processors)
     source, target = Path(namespace.input), Path(namespace.output)
     _check_paths(source, target)
     summary_file = JsonFile("--summary-json", namespace.summary_json)

@@ -161,12 +161,25 @@ def judge_draws(batch: int, shifts: Sequence[Shift], tests: int, token_text: Tok
     return Cell(batch=batch, status="failed", p=p, failure=failure)
 
 
-def unserved(batch: int, error: RefusedError | RequestFailed, where: str = "") -> Cell:
-    """A cell whose request was refused or ended with an error. ``where``: in front of the error."""
+def unserved(batch: int, error: RefusedError | RequestFailed) -> Cell:
+    """A cell whose requests plain decoding refused, or ended with an error."""
     refusal = error.refused.status if isinstance(error, RefusedError) else error.status
     if 400 <= refusal < 500 or refusal == NOT_SUPPORTED:
         return Cell(batch=batch, status="refused", reason=str(error))
-    failure = Failure(
-        prompt=ENDED, sample=0, position=0, expected=ENDED, got=ENDED, found=f"{where}{error}"
-    )
+    return _unfinished(batch, f"without drafts: {error}")
+
+
+def lost(batch: int, error: RefusedError | RequestFailed) -> Cell:
+    """A cell whose requests plain decoding served, and not with drafts.
+
+    Only what this engine says that it does not support with its drafter, before a request runs, is
+    no failure of drafts.
+    """
+    if isinstance(error, RefusedError) and error.refused.status == NOT_SUPPORTED:
+        return Cell(batch=batch, status="refused", reason=str(error))
+    return _unfinished(batch, f"served without drafts, but with them: {error}")
+
+
+def _unfinished(batch: int, found: str) -> Cell:
+    failure = Failure(prompt=ENDED, sample=0, position=0, expected=ENDED, got=ENDED, found=found)
     return Cell(batch=batch, status="failed", failure=failure)

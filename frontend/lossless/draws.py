@@ -2,7 +2,8 @@
 
 Rejection sampling keeps the target's distribution and not its tokens, so tokens of equal seeds
 cannot be compared. Plain decoding draws from that distribution: what it draws many times is
-compared with what is drawn with drafts.
+compared with what is drawn with drafts, at every place of a whole round: the token that comes
+before any draft, the longest chain of drafts, and the token behind it.
 """
 
 import math
@@ -17,7 +18,6 @@ from .outputs import Answers, Request, answers
 
 PROMPTS = 2
 DRAWS = 256  # of each prompt, without and with drafts
-PLACES = 3  # tokens of a draw; the first one comes before any draft
 LEAST_P = 1e-4  # of a whole check
 _LEAST = 20  # draws that a cell of the table has on each side, on average
 _SEEDS = 1 << 20  # between those of plain decoding and of each batch size
@@ -39,6 +39,13 @@ class Shift(NamedTuple):
     drafted: int
 
 
+def places(llm: LLM) -> int:
+    """Tokens of a draw."""
+    info = llm.info
+    longest = info.num_draft_tokens - 1 if info.draft_shape is None else info.draft_shape.steps
+    return longest + 2
+
+
 def draws(llm: LLM, requests: Sequence[Request], batch: int, speculative: bool) -> Answers:
     """Many short outputs of the first prompts, those of a prompt one after the other.
 
@@ -52,7 +59,7 @@ def draws(llm: LLM, requests: Sequence[Request], batch: int, speculative: bool) 
                 params=replace(
                     request.params,
                     seed=first + draw,
-                    max_new_tokens=min(PLACES, request.params.max_new_tokens),
+                    max_new_tokens=min(places(llm), request.params.max_new_tokens),
                 )
             )
             for request in requests[:PROMPTS]
@@ -64,11 +71,12 @@ def draws(llm: LLM, requests: Sequence[Request], batch: int, speculative: bool) 
 
 
 def shifts(requests: Sequence[Request], plain: Answers, drafted: Answers) -> Iterator[Shift]:
-    """A test for each prompt and each two places in a row."""
+    """A test for each prompt and each two places in a row that plain decoding gives."""
     each = len(plain) // len(requests[:PROMPTS])
     for number, request in enumerate(requests[:PROMPTS]):
         mine = slice(number * each, (number + 1) * each)
-        for position in range(PLACES - 1):
+        longest = max(len(one.token_ids) for some in plain[mine] for one in some)
+        for position in range(max(1, longest - 1)):
             ours, theirs = (_pairs(some[mine], position) for some in (plain, drafted))
             yield _shift(request, position, ours, theirs)
 
@@ -78,13 +86,27 @@ def _pairs(some: Answers, position: int) -> Counter[Pair]:
 
 
 def _shift(request: Request, position: int, ours: Counter[Pair], theirs: Counter[Pair]) -> Shift:
-    cells = [(ours[pair], theirs[pair]) for pair in ours | theirs]
-    frequent = [cell for cell in cells if sum(cell) >= 2 * _LEAST]
-    rare = [cell for cell in cells if sum(cell) < 2 * _LEAST]
-    if rare:
-        frequent.append((sum(a for a, _ in rare), sum(b for _, b in rare)))
     pair = max(ours | theirs, key=lambda each: abs(ours[each] - theirs[each]))
-    return Shift(same_law(frequent), request, position, pair, ours[pair], theirs[pair])
+    p = same_law(_cells(ours, theirs))
+    return Shift(p, request, position, pair, ours[pair], theirs[pair])
+
+
+def _cells(ours: Counter[Pair], theirs: Counter[Pair]) -> list[tuple[int, int]]:
+    """Counts on each side, of pairs that are frequent enough by themselves, and of rarer ones
+    together: those that are about as frequent share a cell. Which do depends on both sides alike.
+    """
+    both = ours + theirs
+    cells: list[tuple[int, int]] = []
+    left = right = 0
+    for pair in sorted(both, key=lambda each: (-both[each], each)):
+        left, right = left + ours[pair], right + theirs[pair]
+        if left + right >= 2 * _LEAST:
+            cells.append((left, right))
+            left = right = 0
+    if left + right:
+        last = cells.pop() if cells else (0, 0)
+        cells.append((last[0] + left, last[1] + right))
+    return cells
 
 
 def same_law(cells: Sequence[tuple[int, int]]) -> float:

@@ -23,9 +23,10 @@ from .cells import (
     judge_draws,
     judge_lossy,
     judge_outputs,
+    lost,
     unserved,
 )
-from .draws import PLACES, PROMPTS, draws, shifts
+from .draws import draws, shifts
 from .features import FEATURES, Feature, Known, base
 from .outputs import Answers, Parting, Request, accepted_drafts, answers, deviation, partings
 from .trace_steps import Sought, find_steps
@@ -78,8 +79,9 @@ class Matrix:
         known = Known(greedy, tokens, tokenizer.decode, llm.info.eos_ids)
         features = (*FEATURES, *more)
         self._references = [self._reference(known, requests, feature) for feature in features]
-        drawn = sum(one.drawn and one.error is None for one in self._references)
-        self._tests = drawn * len(self.batches) * min(PROMPTS, len(prompts)) * (PLACES - 1)
+        drawn = [one for one in self._references if one.drawn and one.error is None]
+        tests = (len(list(shifts(one.requests, one.plain, one.plain))) for one in drawn)
+        self._tests = len(self.batches) * sum(tests)
         self.limits = Limits()
         if llm.info.dtype != "float32":
             self.limits = self._rounding()
@@ -106,13 +108,13 @@ class Matrix:
             accepted = proposed = 0
             for batch in self.batches:
                 if reference.error is not None:
-                    cells.append(unserved(batch, reference.error, "without drafts: "))
+                    cells.append(unserved(batch, reference.error))
                     continue
                 self._steps[reference.feature.name, batch] = self._llm.stats().steps
                 try:
                     given = self._drafted(reference, batch)
                 except (RefusedError, RequestFailed) as error:
-                    cells.append(unserved(batch, error))
+                    cells.append(lost(batch, error))
                     continue
                 some = accepted_drafts(given)
                 accepted, proposed = accepted + some[0], proposed + some[1]

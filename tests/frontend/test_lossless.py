@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from outrider.frontend.flags import UsageError
 from outrider.frontend.llm import LLM
 from outrider.frontend.logit_gap import logit_gap
 from outrider.frontend.lossless import draws, matrix
-from outrider.frontend.lossless.cells import Limits, judge_outputs, unserved
+from outrider.frontend.lossless.cells import Limits, judge_outputs, lost, unserved
 from outrider.frontend.lossless.draws import chi_square_tail, same_law
 from outrider.frontend.lossless.features import FEATURES
 from outrider.frontend.lossless.matrix import Matrix
@@ -42,6 +43,7 @@ from outrider.frontend.results import Completion, GenerationResult
 
 from ..engine.processor_package import EXAMPLES
 
+cells_of = vars(draws)["_cells"]
 PROMPTS = "def area(self):\nx = 1; x = 1; x = 1;\n"
 
 
@@ -148,6 +150,30 @@ def test_drawn_drafts_are_compared_by_their_distribution(
     assert rows["temperature"].count("exact (p = ") == 2
     assert rows["n = 2"].count("exact (p = ") == 2
     assert rows["regex, temperature"].count("exact (p = ") == 2
+
+
+@pytest.mark.parametrize("rule", ["rejection-sampling", "block-verification"])
+def test_a_rule_that_is_broken_behind_the_first_draft_is_found(
+    rule: str,
+    few: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = str(Path(__file__).parent / "broken_rules.py")
+    monkeypatch.setattr(launch, "core_command", lambda: [sys.executable, "-P", script])
+    monkeypatch.setattr(draws, "DRAWS", 128)
+    monkeypatch.setattr(draws, "PROMPTS", 1)
+    keep(monkeypatch, "temperature")
+    file = tmp_path / "report.json"
+    eagle = ["--speculative-algorithm", "EAGLE3", f"--speculative-use-{rule}"]
+    assert check(*eagle, *few, "--json", str(file)) == 1
+    [row] = json.loads(file.read_text())["rows"]
+    assert [cell["status"] for cell in row["cells"]] == ["failed", "failed"]
+    for cell in row["cells"]:
+        assert cell["p"] < 1e-4
+        assert cell["failure"]["position"] >= 1  # token 0 comes before any draft, 1 is the first
+    assert "another distribution" in capsys.readouterr().out
 
 
 def test_outputs_that_thresholds_change_are_lossy_and_not_failed(
@@ -291,7 +317,8 @@ def test_half_precision_may_round_as_plain_decoding_does_with_empty_caches(
 def test_refusals_and_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy, min_p = matrix_of(RoundingEngine(refuse="cannot be had", fail=True), monkeypatch)
     assert {cell.status for cell in greedy.cells} == {"failed"}
-    assert "batch 8: the row has no token" in row_lines(greedy)
+    words = "batch 8: served without drafts, but with them: the row has no token"
+    assert words in row_lines(greedy)
     assert {cell.status for cell in min_p.cells} == {"refused"}
     assert row_lines(min_p).count("cannot be had") == 1
 
@@ -314,8 +341,24 @@ def test_an_error_of_plain_decoding_is_no_refusal(
 
 def test_a_refusal_by_a_core_that_is_gone_is_a_failure() -> None:
     gone = RefusedError(Refused("core", "has died", 503))
-    assert unserved(1, gone).status == "failed"
+    assert unserved(1, gone).status == lost(1, gone).status == "failed"
     assert unserved(1, RefusedError(Refused("min_p", "no"))).status == "refused"
+
+
+@pytest.mark.parametrize(
+    ("error", "called"),
+    [
+        (RequestFailed("two_back: no token is left", 400), "failed"),
+        (RequestFailed("not with this drafter", 501), "failed"),  # it had begun
+        (RefusedError(Refused("min_p", "must be below 1")), "failed"),
+        (RefusedError(Refused("min_p", "not with this drafter", 501)), "refused"),
+    ],
+)
+def test_what_drafts_alone_cannot_serve_is_a_failure(error: Any, called: str) -> None:
+    cell = lost(8, error)
+    assert cell.status == called
+    if cell.failure is not None:
+        assert cell.failure.found == f"served without drafts, but with them: {error}"
 
 
 def test_where_sequences_part() -> None:
@@ -396,6 +439,18 @@ def test_a_shift_of_a_drawn_token_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert (fine.status, fine.p) == ("exact", 1.0)
 
 
+def test_rare_pairs_share_cells_with_others_that_are_about_as_rare() -> None:
+    """A flat law would be a single cell otherwise, which shows nothing."""
+    flat = Counter({(i, 0): 4 for i in range(64)})
+    cells = cells_of(flat, flat)
+    assert cells == [(20, 20)] * 11 + [(36, 36)]
+    assert sum(a for a, _ in cells) == 256
+    peaked = Counter({(i, 0): 12 if i < 20 else 1 for i in range(36)})
+    assert same_law(cells_of(flat, peaked)) < 1e-4
+    assert cells_of(Counter({(1,): 3}), Counter({(1,): 2, (2,): 1})) == [(3, 3)]
+    assert cells_of(Counter({(1,): 200, (2,): 3}), Counter({(1,): 198})) == [(203, 198)]
+
+
 def test_traces_do_not_overwrite_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +477,14 @@ def test_traces_do_not_overwrite_each_other(
         (("--speculative-algorithm", "NGRAM", "--json", "/nowhere/x"), "--json: cannot write"),
         (("--speculative-algorithm", "NGRAM", "--traces", "/dev/null/x"), "--traces: cannot"),
         (("--draft", "/nowhere"), "speculative_draft_model_path"),
+        (
+            ("--speculative-algorithm", "NGRAM", "--logits-processor-args", '{"typo": {}}'),
+            "logits_processor_args: 'typo' is not loaded (loaded: none); load it with",
+        ),
+        (
+            ("--speculative-algorithm", "NGRAM", "--logits-processor-args", "{}"),
+            "--logits-processor-args: names no processor",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_a_usage_error(
