@@ -71,10 +71,12 @@ class StopTail:
     """Finds stop strings in one request's generated text, one token at a time.
 
     Every visible token is at least one byte, so a stop of B bytes lies within the last B visible
-    tokens. A short window is decoded first; the long one only if a stop's end is in sight.
+    tokens. A short window is decoded first; the long one only if a stop's end is in sight. A
+    window's edge may cut a character, which then looks like U+FFFD: only what ends in the newest
+    token's text counts.
     """
 
-    __slots__ = ("_decoder", "_long", "_short", "_since_open", "_skip", "_stops", "_tokens")
+    __slots__ = ("_decoder", "_long", "_short", "_skip", "_stops", "_tokens")
 
     def __init__(
         self, decoder: TailDecoder, stops: Sequence[str], skip_special_tokens: bool
@@ -85,7 +87,6 @@ class StopTail:
         self._short = SLACK_TOKENS + max(len(end.encode()) for _, end in self._stops)
         self._long = SLACK_TOKENS + max(len(stop.encode()) for stop, _ in self._stops)
         self._tokens: list[int] = []
-        self._since_open = 0
 
     def push(self, token: int, may_stop: bool) -> str | None:
         """Append a token; return the stop string that it completes, the one that starts first.
@@ -99,17 +100,14 @@ class StopTail:
         if len(tokens) > 2 * self._long:
             del tokens[: -self._long]
         if not may_stop:
-            self._since_open = 0
             return None
-        self._since_open += 1
         near = self._text(tokens[-self._short :])
         candidates = [stop for stop, end in self._stops if end in near]
         return self._first(candidates) if candidates else None
 
     def _first(self, candidates: list[str]) -> str | None:
         window = self._tokens[-self._long :]
-        closed = window[: -self._since_open]
-        done = len(self._text(closed)) if closed else 0
+        done = len(self._text(window[:-1]))
         text = self._text(window)
         best: tuple[int, str] | None = None
         for stop in candidates:

@@ -1,13 +1,16 @@
 """Stop strings over real tokenizers, byte pieces and long windows."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from outrider.engine_core.tail_decoder import StopTail, TokenizersTail
 
-from .byte_tail import PIECES, ByteTail
+from .byte_tail import PIECES, ByteTail, whole_text
 
 PYCODER = Path(__file__).parents[2] / "models" / "pycoder-11m" / "tokenizer.json"
 
@@ -88,6 +91,49 @@ def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
 def test_the_stop_that_starts_first_wins() -> None:
     tail = StopTail(ByteTail(), ["c", "bc", "abc"], True)
     assert first_match(tail, [8, 5]) == (1, "abc")
+
+
+STOPS = ("\ufffd", "\ufffd\ufffd", "a\ufffd", "\ufffdb", "日", "é", "b日", "日é", "cab", "x\nx")
+# Parts of characters are the rule, so that windows are cut in them.
+tokens = st.sampled_from([*range(len(PIECES)), *[9, 10, 11, 12, 13] * 4])
+
+
+def test_a_stop_ends_in_the_newest_tokens_text() -> None:
+    """Also where it is or begins with a character that is no text, against the whole text."""
+    reached = Counter[str]()
+
+    @given(
+        st.lists(tokens, min_size=30, max_size=60),
+        st.lists(st.sampled_from(STOPS), min_size=1, max_size=3, unique=True),
+        st.integers(0, 20),
+    )
+    def check(sequence: list[int], stops: list[str], closed: int) -> None:
+        tail = StopTail(ByteTail(), stops, True)
+        for i, token in enumerate(sequence):
+            found = tail.push(token, i >= closed)
+            text, before = (whole_text(sequence[:end], True) for end in (i + 1, i))
+            ends = {stop: text.find(stop, max(0, len(before) - len(stop) + 1)) for stop in stops}
+            begun = sorted((at, stops.index(stop)) for stop, at in ends.items() if at >= 0)
+            if i < closed or not begun:
+                reached["closed"] += bool(begun)
+                assert found is None
+                continue
+            assert found == stops[begun[0][1]]
+            reached["no text"] += "\ufffd" in found
+            reached["text"] += "\ufffd" not in found
+            reached["behind a cut window"] += i > 20
+            return
+
+    check()
+    assert min(reached[name] for name in ("closed", "no text", "text", "behind a cut window")) > 5
+
+
+def test_a_character_that_a_window_cuts_is_no_stop() -> None:
+    """A character of three tokens, and then more one-byte tokens than a window holds."""
+    for before in range(4):
+        tail = StopTail(ByteTail(), ["\ufffd"], True)
+        assert first_match(tail, [8] * before + [11, 12, 13] + [8] * 40) is None
+        assert first_match(tail, [9, 8]) == (1, "\ufffd")
 
 
 def test_a_stop_of_many_tiny_tokens_among_hidden_ones_is_found() -> None:
