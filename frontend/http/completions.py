@@ -16,7 +16,7 @@ from ..service import AsyncService, Delta
 from .answers import Usage, UsageCounter, best_samples, collect, matched_stop, raise_if_failed
 from .body import json_response, read_json
 from .errors import HttpError
-from .logprobs import CompletionLogprobs, ScoredToken, completion_logprobs
+from .logprobs import CompletionLogprobs, ScoredToken, TextOffsets, completion_logprobs
 from .models import check_model
 from .prompt_part import PromptLogprobs, ids_of, prompt_logprobs, scored_prompt, with_ids
 from .sampling import OpenAIRequest, openai_error, openai_params, request_ids
@@ -179,7 +179,7 @@ class _Job:
         self._items = items
         self._sent = [item.prompt for item in items]
         scores = items[0].params.prompt_logprobs is not None
-        self._needs_ids = scores or bool(body.return_token_ids)
+        self._needs_ids = scores or bool(body.return_token_ids) or body.logprobs is not None
         self._model = model
         self._id = items[0].rid or ""
         self._created = int(time.time())
@@ -189,7 +189,7 @@ class _Job:
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous = options is not None and bool(options.continuous_usage_stats)
-        self._offsets = [0] * self._count
+        self._offsets: dict[int, TextOffsets] = {}
         self._begun = [False] * self._count
         self._every = (
             body.logprobs is not None
@@ -250,9 +250,10 @@ class _Job:
         if body.logprobs is not None:
             output = [(entry.token, entry) for delta in deltas for entry in delta.logprobs]
             scored = [*prompt, *output] if body.echo else output
-            offset = self._offsets[index]
-            logprobs = completion_logprobs(scored, tokenizer, offset, body.logprobs)
-            self._offsets[index] += sum(map(len, logprobs.tokens))
+            before = self._begin_offsets(index) if begins else []
+            offsets = before[len(before) - len(scored) + len(output) :]
+            offsets += self._offsets[index].take(token for token, _ in output)
+            logprobs = completion_logprobs(scored, tokenizer, offsets, body.logprobs)
         choice = CompletionChoice(
             index=index,
             text=self._echoed(index) + text if begins and body.echo else text,
@@ -269,6 +270,14 @@ class _Job:
             if begins:
                 choice = msgspec.structs.replace(choice, prompt_token_ids=ids_of(item))
         return choice
+
+    def _begin_offsets(self, index: int) -> list[int]:
+        """Where a choice's prompt tokens begin in its text, if they are there."""
+        item, echo = self._items[index // self._kept], bool(self._body.echo)
+        ids, skip = ids_of(item), item.params.skip_special_tokens
+        tokenizer = self._service.tokenizer
+        offsets = self._offsets[index] = TextOffsets(tokenizer, [] if echo else ids, skip)
+        return offsets.take(ids) if echo else []
 
     def _echoed(self, index: int) -> str:
         """The prompt's text, as it was sent if it was."""

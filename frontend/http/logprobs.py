@@ -1,18 +1,20 @@
 """Log-probabilities in the shapes of completions, chat and the native endpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from ...engine_core.ids import f32, i32
 from ...engine_core.plan import TokenLogprobs
+from ..detokenizer import CharacterStream
 from ..tokenizer import Tokenizer
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """OpenAI's completion log-probabilities; ``text_offset``: characters before each token.
+    """OpenAI's completion log-probabilities. A prompt's first token has none.
 
-    A prompt's first token has none.
+    ``text_offset``: characters of the answer's text before each token; a token that goes on with a
+    character has that of the character, one that is not shown that of what comes next.
     """
 
     tokens: list[str]
@@ -54,18 +56,30 @@ def top_of(entry: TokenLogprobs) -> list[tuple[int, float]]:
 ScoredToken = tuple[int, TokenLogprobs | None]
 
 
+class TextOffsets:
+    """Where each of an answer's tokens begins in its text; a ``prompt`` before it is not in it."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special: bool) -> None:
+        self._stream = CharacterStream(tokenizer, prompt, skip_special)
+        self._characters = 0
+
+    def take(self, tokens: Iterable[int]) -> list[int]:
+        """The characters before each of the next tokens."""
+        found = []
+        for token in tokens:
+            found.append(self._characters)
+            self._characters += len(self._stream.push(token))
+        return found
+
+
 def completion_logprobs(
-    scored: Sequence[ScoredToken], tokenizer: Tokenizer, offset: int, top: int
+    scored: Sequence[ScoredToken], tokenizer: Tokenizer, offsets: list[int], top: int
 ) -> CompletionLogprobs:
     """OpenAI completion form of consecutive tokens, with the ``top`` best at each position.
 
-    ``offset``: characters before the first.
+    ``offsets``: of each, see ``TextOffsets``.
     """
     tokens = [tokenizer.token_text(token) for token, _ in scored]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
     return CompletionLogprobs(
         tokens=tokens,
         token_logprobs=[None if entry is None else entry.value for _, entry in scored],

