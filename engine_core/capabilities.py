@@ -55,7 +55,7 @@ def refuse_field(field: str) -> Refused:
         return Refused(field, "unknown field; remove it or check its spelling")
     if row.none == "exact":
         return Refused(field, "is supported, but not here; leave it out of this request")
-    return Refused(field, f"{row.feature} is not supported: {row.note}")
+    return Refused(field, f"is not supported ({row.feature}): {row.note}")
 
 
 def misplaced_field(field: str, places: Sequence[tuple[str, Collection[str]]]) -> str | None:

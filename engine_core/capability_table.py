@@ -169,13 +169,13 @@ REFUSED = (
         ("functions", "function_call"),
         "OpenAI's older fields; use tools and tool_choice",
     ),
-    refused("web search", ("web_search_options",), "there is no web search"),
+    refused("web search", ("web_search_options",), "there is none; leave it out"),
     refused(
         "beam search",
         ("use_beam_search", "beam_width", "length_penalty", "early_stopping", "num_beams"),
-        "beam search is not supported; use n or temperature 0",
+        "use n or temperature 0",
     ),
-    refused("suffix", ("suffix",), "fill-in-the-middle is not supported; use a prompt format"),
+    refused("suffix", ("suffix",), "write it into the prompt in the model's format for filling in"),
     refused(
         "logprobs of chosen tokens",
         ("token_ids_logprob", "logprob_token_ids"),
@@ -183,7 +183,7 @@ REFUSED = (
     ),
     refused(
         "LoRA", ("lora_path", "lora_request", "lora_id", "adapter_id"),
-        "adapters are not supported; merge the adapter into the weights",
+        "merge the adapter into the weights",
     ),
     refused(
         "images", ("image_data", "image_url", "multi_modal_data", "mm_processor_kwargs"), _NO_MEDIA
@@ -196,7 +196,7 @@ REFUSED = (
     refused(
         "hidden states",
         ("return_hidden_states", "return_routed_experts"),
-        "activations are not returned",
+        "activations are not returned; leave it out",
     ),
     refused(
         "custom logit processor",
@@ -214,14 +214,16 @@ REFUSED = (
         "sessions", ("session_id", "session_params"),
         "send the whole prompt each time: the prefix cache keeps what was computed",
     ),
-    refused("watermark", ("watermark",), "output is not watermarked"),
+    refused("watermark", ("watermark",), "output is not watermarked; leave it out"),
     refused(
         "prefill/decode disaggregation",
         ("bootstrap_host", "bootstrap_port", "bootstrap_room", "kv_transfer_params"),
         "a server runs both phases; leave it out",
     ),
     refused(
-        "data parallel rank", ("data_parallel_rank", "routed_dp_rank"), "there is one replica"
+        "data parallel rank",
+        ("data_parallel_rank", "routed_dp_rank"),
+        "there is one replica; leave it out",
     ),
     refused(
         "reasoning",
@@ -253,7 +255,10 @@ REFUSED = (
     ),
     refused("stream_interval", ("stream_interval",), "set --stream-interval on the server"),
     refused("extra_key", ("extra_key",), "use cache_salt"),
-    refused("per-request logging", ("custom_labels", "log_metrics"), "metrics have no labels"),
+    refused(
+        "per-request logging", ("custom_labels", "log_metrics"),
+        "metrics have no labels; leave it out",
+    ),
     refused(
         "predicted outputs", ("prediction",),
         "put the text into the prompt or an external corpus: NGRAM drafts from both",

@@ -77,7 +77,8 @@ def grammar_refusal(spec: GrammarSpec, message: str) -> Refused:
     told = told.removeprefix("error: ")[:_MAX_REASON]
     if told.startswith("NoExtension"):
         return Refused(spec.field, "no text is of this grammar; change it")
-    told += _part(spec, lines) + _remedy(told)
+    part = _part(spec, lines)
+    told += part + (_remedy(told) or ("" if part else "; correct it"))
     return Refused(spec.field, f"is no {_NAMES[spec.kind]} that works here: {told}")
 
 

@@ -62,7 +62,8 @@ def _refuse_prompt(message: GenerateRequest, config: CoreConfig) -> Refused | No
         return Refused("prompt", f"must be one or more int32 tokens, got {len(message.prompt)} B")
     tokens, start = i32(message.prompt), message.params.logprob_start_len
     if start > len(tokens):
-        return Refused("logprob_start_len", f"is {start} of a prompt of {len(tokens)} tokens")
+        reason = f"is {start} of a prompt of {len(tokens)} tokens; must be no more than that"
+        return Refused("logprob_start_len", reason)
     wrong = np.flatnonzero((tokens < 0) | (tokens >= config.worker.vocab_size))
     if len(wrong):
         return Refused(

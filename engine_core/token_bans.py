@@ -23,7 +23,10 @@ def refuse_bans(
             return Refused(field, f"at most {MAX_BANS} sequences, got {count}")
     for ban in bans:
         if not 1 <= len(ban) <= MAX_BAN_TOKENS:
-            reason = f"a sequence has between 1 and {MAX_BAN_TOKENS} tokens, got {len(ban)}"
+            reason = (
+                f"a sequence has between 1 and {MAX_BAN_TOKENS} tokens, got {len(ban)}; shorten "
+                "it, or leave it out"
+            )
             return Refused("bad_words_ids", reason)
         outside = _outside(ban, vocab_size)
         if outside is not None:

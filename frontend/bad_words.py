@@ -4,6 +4,7 @@ import msgspec
 
 from ..engine_core.refusal import Refused, RefusedError
 from ..engine_core.sampling_params import SamplingParams
+from ..engine_core.token_bans import MAX_BAN_TOKENS
 from .tokenizer import Tokenizer
 
 
@@ -11,7 +12,7 @@ def ban_words(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
     """``params`` with ``bad_words`` as sequences of ``bad_words_ids``.
 
     A word is banned as it is tokenized at the start of a text and after a space, as in vLLM.
-    Raises RefusedError for a word without tokens.
+    Raises RefusedError for a word without tokens or with too many.
     """
     if not params.bad_words:
         return params
@@ -34,4 +35,7 @@ def _tokens(text: str, tokenizer: Tokenizer) -> list[int]:
         raise RefusedError(refused) from None
     if not tokens:
         raise RefusedError(Refused("bad_words", f"{text!r} has no tokens; leave it out"))
+    if len(tokens) > MAX_BAN_TOKENS:
+        size = f"{len(tokens)} tokens, more than {MAX_BAN_TOKENS}"
+        raise RefusedError(Refused("bad_words", f"{text[:40]!r} has {size}; ban a part of it"))
     return tokens

@@ -1,8 +1,12 @@
 """Errors of the public Python APIs and of the command line, as users catch them."""
 
+import re
+
 import msgspec
 
 from ..engine_core.refusal import Refused
+
+_PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 
 
 class OutriderError(RuntimeError):
@@ -38,6 +42,13 @@ class RequestFailed(OutriderError):
 
 
 def refused_by(error: msgspec.DecodeError, fallback: str) -> Refused:
-    """msgspec's "Expected `int`, got `str` - at `$.page_size`" with the field named first."""
-    reason, _, place = str(error).partition(" - at `$.")
-    return Refused(place.rstrip("`") or fallback, reason)
+    """msgspec's "Expected `int`, got `str` - at `$.page_size`" with the field named first.
+
+    ``fallback``: the field of a value that is wrong as a whole.
+    """
+    text = str(error)
+    found = _PLACE.search(text)
+    if found is None:
+        return Refused(fallback, text)
+    reason = text[: found.start()]
+    return Refused(found["path"] or fallback, f"a key: {reason}" if found["key"] else reason)

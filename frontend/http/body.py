@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from ...engine_core.capabilities import misplaced_field, refuse_field, without_neutral
 from ...engine_core.refusal import Refused, RefusedError
+from ..errors import refused_by
 from .errors import HttpError
 from .sampling import NativeSampling
 
@@ -18,7 +19,6 @@ T = TypeVar("T")
 _OPTIONS = ("sampling_params", "stream_options", "structured_outputs", "response_format")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 
 
 async def read_json(request: Request, kind: type[T], limit: int) -> T:
@@ -99,10 +99,8 @@ def _without_nulls(fields: dict[str, object]) -> dict[str, object]:
 
 def _bad_value(error: msgspec.ValidationError, kind: type) -> HttpError | RefusedError:
     """What a validation error says, naming the field."""
-    text = str(error)
-    found = _PATH.search(text)
-    path = found["path"] if found else ""
-    message = _PATH.sub("", text)
+    found = refused_by(error, "")
+    path, message = found.field, found.reason
     if (unknown := _UNKNOWN.match(message)) is not None:
         return _unknown_field(path, unknown["name"], kind)
     if (missing := _MISSING.match(message)) is not None:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from ...engine_core.plan import TokenLogprobs
 from ...engine_core.refusal import Refused, RefusedError
+from ...engine_core.sampling_params import MAX_COUNT, MAX_TOP_LOGPROBS
 from ..expand import GenerateItem
 from ..service import AsyncService, Delta
 from .answers import raise_if_failed
@@ -102,6 +103,14 @@ def _items(body: NativeRequest) -> list[GenerateItem]:
             "return_text_in_logprobs: needs return_logprob true",
             param="return_text_in_logprobs",
         )
+    for name, values, least, most in (
+        ("logprob_start_len", starts, -1, MAX_COUNT),
+        ("top_logprobs_num", tops, 0, MAX_TOP_LOGPROBS),
+    ):
+        wrong = next((value for value in values if not least <= value <= most), None)
+        if wrong is not None:
+            reason = f"{name}: must be between {least} and {most}, got {wrong}"
+            raise HttpError(400, reason, param=name)
     samplings = _spread("sampling_params", body.sampling_params, NativeSampling(), count)
     params = [
         native_params(sampling, top if want else None, start)
@@ -121,6 +130,16 @@ def _items(body: NativeRequest) -> list[GenerateItem]:
         )
         for prompt, one, rid in zip(prompts, params, rids, strict=True)
     ]
+
+
+def _as_sent(refused: Refused, prompt: str) -> Refused:
+    """The refusal of a field where a client finds it in its request; ``prompt``: the prompt's."""
+    field = refused.field
+    if field == "prompt":
+        field = prompt
+    elif field.split(".")[0] in NativeSampling.__struct_fields__:
+        field = f"sampling_params.{field}"
+    return msgspec.structs.replace(refused, field=field)
 
 
 class _Job:
@@ -173,10 +192,7 @@ class _Job:
                     raise_if_failed(delta)
                     yield delta
         except RefusedError as error:
-            if error.refused.field != "prompt":
-                raise
-            refused = msgspec.structs.replace(error.refused, field=self._prompt_name)
-            raise RefusedError(refused) from None
+            raise RefusedError(_as_sent(error.refused, self._prompt_name)) from None
 
     def _answer(self, last: Delta, parts: "_Parts") -> dict[str, object]:
         meta = last.meta_info.to_dict()

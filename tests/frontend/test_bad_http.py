@@ -25,6 +25,10 @@ def g(**sampling: object) -> dict[str, object]:
     return {"text": "a", "sampling_params": sampling}
 
 
+def s(**fields: object) -> dict[str, object]:
+    return {"text": "a", "return_logprob": True, **fields}
+
+
 # (path, body, status, the field that the answer must name)
 BODIES: list[tuple[str, object, int, str]] = [
     (C, {}, 400, "prompt"),
@@ -97,7 +101,9 @@ BODIES: list[tuple[str, object, int, str]] = [
     (C, p(best_of=1, n=2), 400, "best_of"),
     (C, p(best_of=129), 400, "best_of"),
     (C, p(best_of=3, stream=True), 400, "best_of"),
-    (C, p(suffix="x"), 400, "suffix"),
+    (C, p(suffix="x"), 400, "suffix: is not supported (suffix): write it"),
+    (C, p(use_beam_search=True), 400, "use_beam_search: is not supported (beam search): use n"),
+    (C, p(logit_bias={"1.5": 1}), 400, "logit_bias: a key: Expected `int`"),
     (C, p(regex="a("), 400, "regex"),
     (C, p(regex="a+", guided_json={}), 400, "guided_json"),
     (C, p(guided_choice=[]), 400, "guided_choice"),
@@ -153,8 +159,10 @@ BODIES: list[tuple[str, object, int, str]] = [
     (G, {"input_ids": ["a"]}, 400, "input_ids"),
     (G, {"text": ["a", "b"], "sampling_params": [{}]}, 400, "sampling_params"),
     (G, {"text": "a", "sampling_params": 5}, 400, "sampling_params"),
-    (G, g(top_k=0), 400, "top_k"),
-    (G, g(max_new_tokens=-1), 400, "max_new_tokens"),
+    (G, g(top_k=0), 400, "sampling_params.top_k: must be -1"),
+    (G, g(logit_bias={"a": 1}), 400, "sampling_params.logit_bias: a key: Expected `int`"),
+    (G, g(bad_words=["a " * 40]), 400, "sampling_params.bad_words: 'a a "),
+    (G, g(max_new_tokens=-1), 400, "sampling_params.max_new_tokens: must be"),
     (G, g(max_new_tokens=10**30), 400, "max_new_tokens"),
     (G, g(min_new_tokens=200), 400, "min_new_tokens"),
     (G, g(json_schema="{"), 400, "sampling_params.json_schema"),
@@ -164,7 +172,9 @@ BODIES: list[tuple[str, object, int, str]] = [
     (G, g(unknown=1), 400, "sampling_params.unknown"),
     (G, g(seed=1, sampling_seed=2), 400, "sampling_seed"),
     (G, {"text": "a", "logprob_start_len": 0}, 400, "logprob_start_len"),
-    (G, {"text": "a", "return_logprob": True, "logprob_start_len": -2}, 400, "logprob_start_len"),
+    (G, s(logprob_start_len=-2), 400, "logprob_start_len: must be between -1 and"),
+    (G, s(top_logprobs_num=129), 400, "top_logprobs_num: must be between 0 and 128, got 129"),
+    (G, s(top_logprobs_num=-1), 400, "top_logprobs_num: must be between 0 and 128, got -1"),
     (G, {"text": "a", "top_logprobs_num": 3}, 400, "top_logprobs_num"),
     (G, {"text": "a", "rid": ["x"]}, 400, "rid"),
     (G, {"text": ["a", "b"], "rid": ["x", "x"]}, 400, "rid"),
