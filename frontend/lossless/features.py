@@ -94,12 +94,16 @@ def _together(known: Known, i: int) -> SamplingParams:
     )
 
 
-def _bad_words(known: Known, i: int) -> SamplingParams:
-    """A token of the greedy output, and two that follow each other there, are forbidden."""
+def _words(known: Known, i: int) -> tuple[tuple[int, ...], ...]:
+    """A token of the greedy output, and two that follow each other there."""
     output = known.greedy[i]
     third = len(output) // 3
     words = (output[third : third + 1], output[2 * third : 2 * third + 2])
-    return replace(base(known.tokens), bad_words_ids=tuple(word for word in words if word))
+    return tuple(word for word in words if word)
+
+
+def _bad_words(known: Known, i: int) -> SamplingParams:
+    return replace(base(known.tokens), bad_words_ids=_words(known, i))
 
 
 def _allowed(known: Known, _: int) -> SamplingParams:
@@ -121,6 +125,19 @@ def _min_tokens(known: Known, i: int) -> SamplingParams:
         base(known.tokens),
         min_new_tokens=known.tokens // 2,
         stop_token_ids=_token(known, i, 0.1),
+    )
+
+
+def _bans_together(known: Known, i: int) -> SamplingParams:
+    """By each rule of acceptance: what greedy decoding says is forbidden, or ends the output."""
+    return replace(
+        base(known.tokens),
+        temperature=0.9,
+        seed=2000 + i,
+        bad_words_ids=_words(known, i),
+        min_new_tokens=min(3, known.tokens),
+        stop_token_ids=_token(known, i, 0.1),
+        presence_penalty=0.5,
     )
 
 
@@ -169,6 +186,7 @@ FEATURES = (
     Feature("bad_words", _bad_words),
     Feature("allowed_token_ids", _allowed),
     Feature("sampling together", _together),
+    Feature("bans together", _bans_together),
     Feature("min tokens", _min_tokens),
     Feature("max tokens", _max_tokens),
     Feature("stop string", _stop_string),

@@ -84,7 +84,7 @@ def test_every_feature_is_exact(
     proposed = {row["feature"]: row["proposed_drafts"] for row in report["rows"]}
     assert all(accepted[name] > 3 for name in accepted if name != "max tokens"), accepted
     assert sum(proposed.values()) > sum(accepted.values()) + 50  # wrong drafts, too
-    assert "52 cells: 52 exact" in shown.err
+    assert "54 cells: 54 exact" in shown.err
     assert list((tmp_path / "traces").iterdir()) == []
 
 
