@@ -73,8 +73,12 @@ def through_all_doors(url: str, endpoint: str) -> Found:
         assert list(sdk.generate(PROMPT, params).token_ids) == found["with"]
 
         for wrong, field, words in (
-            ({"three_back": {}}, "logits_processors", "loaded: two_back, ruled"),
-            ({"two_back": {"back": 0}}, "logits_processors.two_back", "back must be 1 to"),
+            ({"three_back": {}}, "sampling_params.logits_processors", "loaded: two_back, ruled"),
+            (
+                {"two_back": {"back": 0}},
+                "sampling_params.logits_processors.two_back",
+                "back must be 1 to",
+            ),
             ({"two_back": 5}, "sampling_params.logits_processors[...]", "got `int`"),
             (["two_back"], "sampling_params.logits_processors", "got `array`"),
         ):
