@@ -39,7 +39,7 @@ from outrider.engine_core.messages import GenerateRequest
 from outrider.engine_core.model_config import load_model_config
 from outrider.engine_core.model_path import resolve_model
 from outrider.engine_core.sampling_params import SamplingParams
-from outrider.engine_core.sps_table import SpsTable, read_sps
+from outrider.engine_core.sps_table import AdditiveTable, SpsTable, StepTable, read_sps
 from outrider.frontend.bench.steps import bench_steps
 from outrider.frontend.profiling.costs import Sweep, costs_text, fit_costs, measure_costs
 
@@ -185,6 +185,15 @@ def read_prompts(path: Path, kind: str, model: Path) -> list[list[int]]:
     return [tokenizer.encode(row["prompt"]).ids for row in rows if row.get("kind", kind) == kind]
 
 
+def table_of(path: Path) -> SpsTable:
+    """A table's file, or what a report has of one. Raises TableError."""
+    report = json.loads(path.read_text())
+    if "sps" not in report:
+        return read_sps(str(path))
+    kind = AdditiveTable if "bias_seconds" in report["sps"] else StepTable
+    return msgspec.convert(report["sps"], kind)
+
+
 def main() -> int:
     """Measure, print and write; 1 where compact falls behind ``--bar``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -201,7 +210,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--sps-steps", type=int, default=16, help="steps of a cell of the table")
-    parser.add_argument("--sps", type=Path, help="a table that was measured before, of this setup")
+    parser.add_argument(
+        "--sps", type=Path, help="a table that was measured before, or a report of this program"
+    )
+    parser.add_argument(
+        "--policy",
+        default="auto",
+        choices=("auto", "fixed"),
+        help="fixed: compact drafts at every step, so that the planner alone leaves drafts out",
+    )
     parser.add_argument("--bar", type=float, default=0.98)
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
@@ -228,7 +245,7 @@ def main() -> int:
         table = fit_costs(cells, "additive")
         print(costs_text(cells, table), file=sys.stderr, flush=True)
     else:
-        table = read_sps(str(args.sps))
+        table = table_of(args.sps)
     static = msgspec.structs.replace(static, simulate_survival=args.simulate_survival)
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, "sps.json")
@@ -237,7 +254,7 @@ def main() -> int:
             static,
             speculative_ragged_verify_mode="compact",
             speculative_dspark_sps_table_path=str(path),
-            speculative_length_policy="auto",
+            speculative_length_policy=args.policy,
         )
         configs = {"plain": plain, "static": static, "compact": compact}
         rows = compare({name: apart(config, load) for name, config in configs.items()})
@@ -252,6 +269,7 @@ def main() -> int:
         "prompts": len(prompts),
         "steps": args.steps,
         "turns": args.turns,
+        "policy": args.policy,
         "rows": rows,
         "worst": worst,
         "bar": args.bar,
