@@ -13,6 +13,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
+from .int32_bytes cimport int32_data
 from .step_rows cimport LaidRows, PlanRows, RowReport, SlotStates, Taken, lay_rows, refuse
 
 import numpy as np
@@ -49,10 +50,6 @@ cdef enum:
     ACCEPT_CAPS = 16
     BUDGET = 17
     FIELDS = 18
-
-
-cdef inline const int32_t *int32_data(bytes data) noexcept:
-    return <const int32_t*>PyBytes_AS_STRING(data)
 
 
 cdef inline int32_t *int32_room(bytes data) noexcept:

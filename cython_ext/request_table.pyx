@@ -20,6 +20,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 
+from .int32_bytes cimport int32_data
 from .page_allocator cimport PageAllocator
 
 import numpy as np
@@ -55,10 +56,6 @@ cdef Py_ssize_t int32_count(bytes data, str name) except -1:
     if PyBytes_GET_SIZE(data) % sizeof(int32_t):
         raise ValueError(f"{name} has {len(data)} bytes, which is no whole number of int32")
     return PyBytes_GET_SIZE(data) // <Py_ssize_t>sizeof(int32_t)
-
-
-cdef inline const int32_t *int32_data(bytes data) noexcept:
-    return <const int32_t *>PyBytes_AS_STRING(data)
 
 
 def check_result(

@@ -7,13 +7,11 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from .int32_bytes cimport int32_data
+
 cdef enum:
     FEW = 48            # floats that are sorted by insertion
     DIGITS = 256
-
-
-cdef inline const int32_t *int32_data(bytes data) noexcept:
-    return <const int32_t*>PyBytes_AS_STRING(data)
 
 
 @final

@@ -120,7 +120,10 @@ def _make(one: Processor, context: ProcessorContext) -> ReadsArguments:
         for attribute in path.split("."):
             made = getattr(made, attribute)
     except (Exception, SystemExit) as error:  # a plug-in's import may raise anything
-        raise _broken(one, f"cannot be imported: {type(error).__name__}: {error}") from error
+        remedy = "; install its package or put its folder on PYTHONPATH"
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.split(".")[0]
+        reason = f"cannot be imported: {type(error).__name__}: {error}{remedy if missing else ''}"
+        raise _broken(one, reason) from error
     if not isinstance(made, type):
         raise _broken(one, "is no class")
     for method in ("request", "apply"):
