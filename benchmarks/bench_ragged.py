@@ -187,11 +187,12 @@ def read_prompts(path: Path, kind: str, model: Path) -> list[list[int]]:
 
 def table_of(path: Path) -> SpsTable:
     """A table's file, or what a report has of one. Raises TableError."""
-    report = json.loads(path.read_text())
-    if "sps" not in report:
+    table = json.loads(path.read_text()).get("sps")
+    if table is None:
         return read_sps(str(path))
-    kind = AdditiveTable if "bias_seconds" in report["sps"] else StepTable
-    return msgspec.convert(report["sps"], kind)
+    if "bias_seconds" in table:
+        return msgspec.convert(table, AdditiveTable)
+    return msgspec.convert(table, StepTable)
 
 
 def main() -> int:
